@@ -1,9 +1,12 @@
 package bpf
 
 import (
+	_ "embed"
 	"fmt"
 	"maps"
 	"net/netip"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 )
@@ -43,10 +46,24 @@ type (
 	Event = sockEvent
 )
 
-// ABIVersion is the version of the layouts above, as ABI_VERSION in abi.h. Builds of different versions share no maps
-// except [MapConns], [MapFragments] and [MapRoutedClients]. Rename one of these three if its layout changes: otherwise
-// the other build misreads its flows.
-const ABIVersion = 4
+//go:embed abi.h
+var abiHeader string
+
+// ABIVersion is ABI_VERSION of abi.h, the version of the layouts above. Builds of different versions share no maps except
+// [MapConns], [MapFragments] and [MapRoutedClients]. Rename one of these three if its layout changes: otherwise the other
+// build misreads its flows.
+var ABIVersion = versionIn(abiHeader, "ABI_VERSION")
+
+// versionIn returns the number that a header defines under a name.
+func versionIn(header, name string) int {
+	_, after, ok := strings.Cut(header, "\n#define "+name+" ")
+	number, _, _ := strings.Cut(after, "\n")
+	version, err := strconv.Atoi(number)
+	if !ok || err != nil {
+		panic("the header does not define " + name)
+	}
+	return version
+}
 
 // The flags of Frontend and Backend.
 const (

@@ -10,8 +10,8 @@
  * (packet_parse.h). No other code sees a port in network order.
  *
  * Maps are pinned and outlive the agent that created them. All maps of one ABI share a folder named after its number.
- * Raise ABI_VERSION here and ABIVersion in abi.go when a layout or a map's name changes. An agent of another ABI fills
- * its own maps before it replaces the running programs, in an upgrade and in a rollback (package datapath).
+ * Raise ABI_VERSION when a layout or a map's name changes. An agent of another ABI fills its own maps before it
+ * replaces the running programs, in an upgrade and in a rollback (package datapath).
  */
 #ifndef ISTHMUS_ABI_H
 #define ISTHMUS_ABI_H

@@ -1,6 +1,10 @@
 package bpf
 
-import "github.com/cilium/ebpf"
+import (
+	_ "embed"
+
+	"github.com/cilium/ebpf"
+)
 
 // The keys and values of a gateway's maps, which gateway.h and abi.h describe.
 type (
@@ -41,8 +45,11 @@ type (
 	GatewayTable = [16381]uint32
 )
 
-// GatewayABIVersion is the version of these layouts, as GATEWAY_ABI_VERSION in gateway.h.
-const GatewayABIVersion = 2
+//go:embed gateway.h
+var gatewayHeader string
+
+// GatewayABIVersion is GATEWAY_ABI_VERSION of gateway.h, the version of these layouts.
+var GatewayABIVersion = versionIn(gatewayHeader, "GATEWAY_ABI_VERSION")
 
 // The flags of a GatewayFrontend, a GatewayVIP and a GatewayConn.
 const (

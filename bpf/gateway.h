@@ -2,7 +2,7 @@
 /*
  * Keys, values and flags of the maps that only a gateway's balancer has. All its maps are pinned in a folder of its
  * own, including those that abi.h describes, and an agent on the same machine shares none of them. Raise
- * GATEWAY_ABI_VERSION here and GatewayABIVersion in gateway.go when a layout or a map's name changes.
+ * GATEWAY_ABI_VERSION when a layout or a map's name changes.
  */
 #ifndef ISTHMUS_GATEWAY_H
 #define ISTHMUS_GATEWAY_H

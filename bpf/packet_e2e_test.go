@@ -460,7 +460,7 @@ func TestPacketEndOtherRouter(t *testing.T) {
 					Dst: &net.IPNet{IP: behind.Addr().AsSlice(), Mask: net.CIDRMask(behind.Bits(), behind.Addr().BitLen())}, Gw: other.AsSlice(),
 				})
 			})
-			for deadline := time.Now().Add(10 * time.Second); !l.goes(s.vip, other); {
+			for deadline := time.Now().Add(time.Minute); !l.goes(s.vip, other); {
 				if time.Now().After(deadline) {
 					t.Fatalf("no new flow is routed by %s", other)
 				}

@@ -796,7 +796,7 @@ func (n *node) awaitTCPVIPs(want int) {
 	n.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(5 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		got := n.tcpVIPs()
 		if got == want {

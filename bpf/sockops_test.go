@@ -40,7 +40,7 @@ func (n *node) await(what string, is func(bpf.Cluster) bool) bpf.Cluster {
 	n.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(5 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		c := n.evidence()
 		if is(c) {

@@ -72,7 +72,7 @@ func (a *client) send(n, perSecond int) error {
 func (a *client) receive(n int) error {
 	answer := make([]byte, 512)
 	for range n {
-		if err := a.conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := a.conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 			return err
 		}
 		size, err := a.conn.Read(answer)

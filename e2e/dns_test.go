@@ -213,10 +213,11 @@ func isNXDOMAIN(t *testing.T, member, name string) {
 	}
 }
 
-// lookups starts 200 lookups per second from a pod in a. end stops them and checks that none failed.
+// lookups starts 200 lookups per second from a pod in a. end stops them, but not before 500, and checks that none failed.
 func lookups(t *testing.T, flags ...string) (end func()) {
 	t.Helper()
-	cmd, err := podClient(t.Context(), append(flags, "--lookup", name+".", "--rate", "200", "--concurrency", "20", "--duration", "5m")...)
+	const minimum = 500
+	cmd, err := podClient(t.Context(), append(flags, "--lookup", name+".", "--rate", "200", "--concurrency", "20", "--minimum", strconv.Itoa(minimum), "--duration", "5m")...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +235,7 @@ func lookups(t *testing.T, flags ...string) (end func()) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Failures != 0 || r.Connections < 500 || len(r.Backends) != 1 {
+		if r.Failures != 0 || r.Connections < minimum || len(r.Backends) != 1 {
 			t.Errorf("of %d lookups %d failed: %v, the last at %s; answers %v", r.Connections, r.Failures, r.Errors, r.LastFailure, r.Backends)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
-// onNodes are the chart's values for a gateway that is a node, and for the controller. Other gateways that the cluster may know
-// are of other groups.
+// onNodes are the chart's values for the controller and a gateway on a node. Other gateways of the cluster are in other
+// groups.
 const onNodes = `
 gateway:
   enabled: true
@@ -26,8 +26,8 @@ gatewayController:
 
 const noneOnNodes = "gateway: {enabled: false}\ngatewayController: {enabled: false}\n"
 
-// gatewayOnNode is node a1 as a gateway, and a Service, before servers of testdata/dataplane.yaml on the other node. Nobody is at
-// the peer's address.
+// gatewayOnNode is node a1 as a gateway, and a Service whose servers, of testdata/dataplane.yaml, run on the other node.
+// The peer's address is unused.
 const gatewayOnNode = `
 apiVersion: gateway.isthmus.dev/v1alpha1
 kind: GatewayNode
@@ -50,9 +50,9 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// TestGatewayOnNode installs gateways by the chart, as docs/gateway-install.md says: a node becomes a gateway, with the image, the
-// certificates and the few rights that it gets there. A Service has an address that the node answers for. Its pod is replaced, and it
-// answers again; when the DaemonSet goes, the node has the address no more.
+// TestGatewayOnNode installs gateways by the chart, as in docs/gateway-install.md: a node becomes a gateway, with the
+// image, the certificates and the few privileges that it gets there. The node answers at the address of a Service. It
+// answers again after its pod was replaced. When the DaemonSet is deleted, the node no longer has the address.
 func TestGatewayOnNode(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -79,7 +79,7 @@ func TestGatewayOnNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	servers := strings.NewReplacer("NAME", "onnode", "CLUSTER_ID", "a", "PRE_STOP", "0", "    spec:\n", "    spec:\n      nodeName: a2\n").Replace(dataplaneWorkload)
-	for _, manifest := range []string{servers, gatewayOnNode} { // which makes another Service of the servers' own
+	for _, manifest := range []string{servers, gatewayOnNode} { // it creates another Service of the servers
 		if err := bed.Apply(ctx, "a", manifest); err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func TestGatewayOnNode(t *testing.T) {
 	}
 	pod("delete", "daemonset", "isthmus-gateway", "--cascade=foreground", "--timeout", "60s")
 	if has, err := nodeHas(ctx, vip); err != nil || has {
-		t.Errorf("nobody runs a gateway, and the node has %s: %t, %v", vip, has, err)
+		t.Errorf("no gateway runs, and the node has %s: %t, %v", vip, has, err)
 	}
 }
 
@@ -126,7 +126,7 @@ func onNodeAnswers(t *testing.T) (vip netip.Addr) {
 	return vip
 }
 
-// nodeHas reports whether the node has an address on its device.
+// nodeHas reports whether the node's device has an address.
 func nodeHas(ctx context.Context, vip netip.Addr) (bool, error) {
 	said, err := bed.Node(ctx, "a1", "ip", "-o", "address", "show", "dev", "eth0")
 	return strings.Contains(said, " "+vip.String()+"/"), err

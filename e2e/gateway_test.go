@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/gateways"
 	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/tools/testbed"
-	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// outside is a Service for clients outside of the cluster, before servers of testdata/dataplane.yaml.
+// outside is a Service for external clients, before servers of testdata/dataplane.yaml.
 const outside = `
 apiVersion: v1
 kind: Service
@@ -33,11 +33,11 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// TestGatewayDies: with each balancer, a Service gets a floating IP of a real Neutron, and a client behind a router has
-// connections with it: idle ones, downloads, uploads, and many short ones. After a server has been added the gateway dies that
-// all of it goes through; nothing breaks. When the Service goes, so does what was made for it: Neutron has nothing of it left.
-// Before it goes it is reached through node ports, too, and its address is the same after the controller was killed, and Neutron,
-// while they gave addresses to others.
+// TestGatewayDies runs with each balancer. A Service gets a floating IP of a real Neutron, and a client behind a router
+// has connections to it: idle ones, downloads, uploads, and many short ones. After a server was added, the gateway with
+// the traffic dies, and nothing breaks. The Service is also reached through node ports. Its address is the same after the
+// controller, and Neutron, were killed while they allocated addresses for others. When it is deleted, Neutron has no
+// object of it left.
 func TestGatewayDies(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -69,7 +69,7 @@ func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired
 		}
 	})
 	servers := strings.NewReplacer("NAME", "outside", "CLUSTER_ID", "a", "PRE_STOP", "0").Replace(dataplaneWorkload)
-	for _, manifest := range []string{servers, outside} { // which makes another Service of the servers' own
+	for _, manifest := range []string{servers, outside} { // it creates another Service of the servers
 		if err := bed.Apply(ctx, "a", manifest); err != nil {
 			t.Fatal(err)
 		}
@@ -85,20 +85,20 @@ func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired
 	})
 	address := floatingIP(t, "outside")
 	reached(t, g, address)
-	if balancer == desired.NFTables { // which of them it is does not matter to the controller
+	if balancer == desired.NFTables { // the controller treats both alike
 		controllerDies(t, g, address)
 	}
 	dieUnderTraffic(t, g, address)
-	if balancer == desired.NFTables { // nor to nodes
+	if balancer == desired.NFTables { // and so do nodes
 		nodePorts(t, g, address)
 	}
 	if err := gone(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "1", "http://"+address.String()); err == nil {
-		t.Error("the Service is gone, and its address answers")
+		t.Error("the Service was deleted, and its address answers")
 	}
-	has(t, g, "when the Service is gone", gateways.Objects{})
+	has(t, g, "after the Service was deleted", gateways.Objects{})
 }
 
 // reached waits until an address answers the client.
@@ -112,12 +112,12 @@ func reached(t *testing.T, g *gateways.Installation, address netip.Addr) {
 	}
 }
 
-// says returns the address that a Service says it has, "" for none.
+// says returns the address in a Service's status, "" for none.
 func says(ctx context.Context, service string) (string, error) {
 	return bed.Kubectl(ctx, "a", "get", "service", service, "--namespace", namespace, "--output", "jsonpath={.status.loadBalancer.ingress[0].ip}")
 }
 
-// floatingIP returns the address that a Service has got.
+// floatingIP returns the address of a Service.
 func floatingIP(t *testing.T, service string) (addr netip.Addr) {
 	t.Helper()
 	if err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
@@ -135,7 +135,7 @@ func floatingIP(t *testing.T, service string) (addr netip.Addr) {
 	return addr
 }
 
-// has holds what Neutron has of ours.
+// has verifies the number of our objects in Neutron.
 func has(t *testing.T, g *gateways.Installation, when string, want gateways.Objects) {
 	t.Helper()
 	if is, err := g.Objects(t.Context()); err != nil || is != want {
@@ -143,9 +143,9 @@ func has(t *testing.T, g *gateways.Installation, when string, want gateways.Obje
 	}
 }
 
-// controllerDies kills the controller when it has just made a port for a second Service, and Neutron when that has just made one for
-// a third. When both run again each Service has one port and one floating IP, no more are there, and the first one has kept its
-// address. The others go again.
+// controllerDies kills the controller right after it created a port for a second Service, and Neutron right after it
+// created one for a third. When both run again, each Service has one port and one floating IP, no others exist, and the
+// first Service has kept its address. The other Services are deleted again.
 func controllerDies(t *testing.T, g *gateways.Installation, address netip.Addr) {
 	t.Helper()
 	ctx := t.Context()
@@ -185,14 +185,14 @@ func controllerDies(t *testing.T, g *gateways.Installation, address netip.Addr) 
 	reached(t, g, address)
 }
 
-// death is that of a program which works on a Service, and is started again.
+// death is a program that is killed while it works on a Service, and restarted.
 type death struct {
 	service     string
 	kill, start func() error
 }
 
-// whileItWorks makes the Service, kills as soon as Neutron has a port more for it, and starts again. It reports whether that was
-// before the Service had its address.
+// whileItWorks creates the Service, kills the program as soon as Neutron has another port, and restarts it. It reports
+// whether the Service had no address yet.
 func whileItWorks(t *testing.T, g *gateways.Installation, d death, had int) bool {
 	t.Helper()
 	ctx := t.Context()
@@ -218,17 +218,17 @@ func whileItWorks(t *testing.T, g *gateways.Installation, d death, had int) bool
 	return said == ""
 }
 
-// dismiss deletes a Service, and waits for that.
+// dismiss deletes a Service and waits for that.
 func dismiss(ctx context.Context, service string) error {
 	_, err := bed.Kubectl(ctx, "a", "delete", "service", service, "--namespace", namespace, "--ignore-not-found", "--timeout", "60s")
 	return err
 }
 
-// dieUnderTraffic lets the preferred gateway die in the middle of connections, after a change of servers.
+// dieUnderTraffic kills the preferred gateway under open connections, after a change of servers.
 func dieUnderTraffic(t *testing.T, g *gateways.Installation, address netip.Addr) {
 	t.Helper()
 	ctx := t.Context()
-	const some = 8 // of each kind that stay open
+	const some = 8 // open connections of each kind
 	open, err := g.Open(ctx, address, some)
 	if err != nil {
 		t.Fatal(err)
@@ -260,8 +260,9 @@ func dieUnderTraffic(t *testing.T, g *gateways.Installation, address netip.Addr)
 	}
 }
 
-// nodePorts lets the Service be reached through node ports, with externalTrafficPolicy Local. When a node's kube-proxy ends, whose
-// rules stay and whose Node stays ready, its health check port says nothing any more: new connections go to the others.
+// nodePorts reaches the Service through node ports, with externalTrafficPolicy Local. When a node's kube-proxy ends, its
+// rules stay and its Node stays ready, but its health check port no longer answers: new connections go to the other
+// nodes.
 func nodePorts(t *testing.T, g *gateways.Installation, address netip.Addr) {
 	t.Helper()
 	ctx := t.Context()

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/gateways"
-	"github.com/isthmus-net/isthmus/tools/testbed"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/gateways"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 // shared is a Service whose address gateways share by VRRP, before servers of testdata/dataplane.yaml.
@@ -30,9 +30,9 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// TestMasterDies: a Service gets an address of the gateways' own network from a real Neutron. No router is told of it: the
-// gateway that is the master of VRRP has it, and answers for it. The master dies under connections, and the other gateway has
-// the address and goes on with them.
+// TestMasterDies gives a Service an address of the gateways' own network, from a real Neutron. No router learns a route:
+// the VRRP master has the address and answers ARP for it. The master dies under open connections, and the other gateway
+// takes the address and continues them.
 func TestMasterDies(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -55,7 +55,7 @@ func TestMasterDies(t *testing.T) {
 		}
 	})
 	servers := strings.NewReplacer("NAME", "shared", "CLUSTER_ID", "a", "PRE_STOP", "0").Replace(dataplaneWorkload)
-	for _, manifest := range []string{servers, shared} { // which makes another Service of the servers' own
+	for _, manifest := range []string{servers, shared} { // it creates another Service of the servers
 		if err := bed.Apply(ctx, "a", manifest); err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +69,7 @@ func TestMasterDies(t *testing.T) {
 	masterDies(t, g, vip)
 }
 
-// sharedAddress returns the address that the Service has got when the first gateway has it and answers for it.
+// sharedAddress returns the Service's address when the first gateway has it and answers for it.
 func sharedAddress(t *testing.T, g *gateways.Installation) (vip netip.Addr) {
 	t.Helper()
 	network := netip.PrefixFrom(edge.Router[0], 24).Masked()
@@ -94,12 +94,12 @@ func sharedAddress(t *testing.T, g *gateways.Installation) (vip netip.Addr) {
 		t.Fatal(err)
 	}
 	if len(routes) > 0 {
-		t.Errorf("%s is shared by VRRP, and the router was told of it, too: %v", vip, routes)
+		t.Errorf("%s is announced by VRRP, and the router has a route to it, too: %v", vip, routes)
 	}
 	return vip
 }
 
-// masterIs returns an error unless a gateway has an address and the other one has not.
+// masterIs returns an error unless a gateway has an address and the other one does not.
 func masterIs(g *gateways.Installation, vip netip.Addr, gateway int) error {
 	for i := range g.Agents {
 		has, err := g.Has(i, vip)
@@ -113,11 +113,11 @@ func masterIs(g *gateways.Installation, vip netip.Addr, gateway int) error {
 	return nil
 }
 
-// masterDies lets the master die in the middle of connections.
+// masterDies kills the master under open connections.
 func masterDies(t *testing.T, g *gateways.Installation, vip netip.Addr) {
 	t.Helper()
 	ctx := t.Context()
-	const some = 8 // of each kind that stay open
+	const some = 8 // open connections of each kind
 	open, err := g.Open(ctx, vip, some)
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func masterDies(t *testing.T, g *gateways.Installation, vip netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d connections that stay open: all go on; %d short ones, %d lost", 3*some, r.Connections, r.Failures)
+	t.Logf("%d open connections: all continue; %d short ones, %d lost", 3*some, r.Connections, r.Failures)
 	if err := gateways.OnlyYoung(r.Failures, r.FirstFailure, r.LastFailure, death); err != nil {
 		t.Error(err)
 	}

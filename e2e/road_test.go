@@ -40,7 +40,7 @@ func nodeClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
 }
 
 // outsideClient is in a pod and outside of the node's cgroups: it has the packet path alone. The pod is one of its own,
-// since a port that leads to a backend by packets leads there by nothing else (bpf/PACKETS.md, Limits).
+// since a port that leads to a backend by packets leads there by nothing else (bpf/PACKETS.md, Direct connections).
 func outsideClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	return bed.OutsideCommand(ctx, "a", namespace, "outside", slices.Concat([]string{bed.Program("echo-server"), "client"}, args)...)
 }

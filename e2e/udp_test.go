@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -51,8 +52,11 @@ func TestSocketsOfRemovedUDPBackendsAreClosed(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	const soon = 10 * time.Second
-	<-time.After(time.Until(left.Add(soon + time.Second)))
+	// Only the sockets without a VIP are still connected to the pod.
+	if err := holdsSocketsTo(ctx, ip, sockets); err != nil {
+		t.Fatal(err)
+	}
+	closedAll := time.Now()
 	r, err := byVIP.end()
 	if err != nil {
 		t.Fatal(err)
@@ -69,10 +73,10 @@ func TestSocketsOfRemovedUDPBackendsAreClosed(t *testing.T) {
 	if told == 0 || told >= sockets || told != r.Failures {
 		t.Errorf("of %d sockets by the VIP %d were closed: %v", sockets, told, r.Errors)
 	}
-	last := r.LastAnswer[who].Sub(left)
-	t.Logf("%d of %d sockets closed; %s answered by the VIP until %s after it was told to leave", told, sockets, who, last.Round(time.Millisecond))
-	if last <= 0 || last > soon {
-		t.Errorf("%s left the Service and answered by the VIP until %s later: %v", who, last, r.Backends)
+	last := r.LastAnswer[who]
+	t.Logf("%d of %d sockets closed; %s answered by the VIP until %s after it was told to leave", told, sockets, who, last.Sub(left).Round(time.Millisecond))
+	if !last.After(left) || last.After(closedAll) {
+		t.Errorf("%s left the Service at %s, its sockets were closed at %s, and it answered by the VIP until %s: %v", who, left, closedAll, last, r.Backends)
 	}
 	if len(r.Backends) < 2 {
 		t.Errorf("answers by the VIP from %v alone", r.Backends)
@@ -82,23 +86,43 @@ func TestSocketsOfRemovedUDPBackendsAreClosed(t *testing.T) {
 	}
 }
 
-// holdsSockets waits until the client pod has so many connected UDP sockets.
+// holdsSockets waits until the client pod has at least a number of connected UDP sockets.
 func holdsSockets(ctx context.Context, want int) error {
 	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		said, err := bed.Exec(ctx, "a", namespace, "client", "cat", "/proc/net/udp", "/proc/net/udp6")
-		if err != nil {
-			return err
+		have, err := connectedSockets(ctx, "")
+		if err == nil && have < want {
+			err = fmt.Errorf("the client has %d connected sockets, want %d", have, want)
 		}
-		have := 0
-		for line := range strings.Lines(said) {
-			const established = "01"
-			if fields := strings.Fields(line); len(fields) > 3 && fields[3] == established {
-				have++
-			}
-		}
-		if have < want {
-			return fmt.Errorf("the client has %d connected sockets, want %d", have, want)
-		}
-		return nil
+		return err
 	})
+}
+
+// holdsSocketsTo waits until exactly a number of the client pod's UDP sockets are connected to an IPv4 address.
+func holdsSocketsTo(ctx context.Context, address string, want int) error {
+	ip := netip.MustParseAddr(address).As4()
+	remote := fmt.Sprintf("%08X", binary.NativeEndian.Uint32(ip[:]))
+	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		have, err := connectedSockets(ctx, remote)
+		if err == nil && have != want {
+			err = fmt.Errorf("%d sockets of the client are connected to %s, want %d", have, address, want)
+		}
+		return err
+	})
+}
+
+// connectedSockets counts the client pod's connected UDP sockets whose remote address, as /proc/net/udp writes it, begins with
+// remote.
+func connectedSockets(ctx context.Context, remote string) (int, error) {
+	said, err := bed.Exec(ctx, "a", namespace, "client", "cat", "/proc/net/udp", "/proc/net/udp6")
+	if err != nil {
+		return 0, err
+	}
+	have := 0
+	for line := range strings.Lines(said) {
+		const established = "01"
+		if fields := strings.Fields(line); len(fields) > 3 && fields[3] == established && strings.HasPrefix(fields[2], remote) {
+			have++
+		}
+	}
+	return have, nil
 }

@@ -127,7 +127,7 @@ func TestSilentMemberIsDrained(t *testing.T) {
 	if err := reaches(t.Context(), podClient, "a", "b"); err != nil {
 		t.Fatal(err)
 	}
-	var took, back []time.Duration
+	var took, back []time.Duration // for the log; how long they are depends on the machine
 	for range cuts {
 		drained, healed := cutOnce(t, vip, onlyVIP)
 		took, back = append(took, drained), append(back, healed)
@@ -139,9 +139,6 @@ func TestSilentMemberIsDrained(t *testing.T) {
 	}
 	t.Logf("%d cuts: the last connection that failed began after %s p50, %s p99, %s at most; b served again after %s p50, %s at most",
 		cuts, at(took, 50), at(took, 99), took[len(took)-1], at(back, 50), back[len(back)-1])
-	if p99 := at(took, 99); p99 > 3*time.Second {
-		t.Errorf("connections failed for %s after the cut, want 3s at most", p99)
-	}
 }
 
 // cutOnce returns for how long after the cut connections to vip began that failed, and how long after the healing b
@@ -156,6 +153,7 @@ func cutOnce(t *testing.T, vip, onlyVIP netip.Addr) (drained, healed time.Durati
 	if err := drains(ctx, "b"); err != nil {
 		t.Error(err)
 	}
+	known := time.Now()
 	refused, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--tcp", netip.AddrPortFrom(onlyVIP, 80).String())
 	if err != nil {
 		t.Fatal(err)
@@ -166,13 +164,16 @@ func cutOnce(t *testing.T, vip, onlyVIP netip.Addr) (drained, healed time.Durati
 	if err := reports(ctx, clientNode, "{.spec.silent}", `["b"]`); err != nil {
 		t.Error(err)
 	}
-	<-time.After(time.Until(since.Add(5 * time.Second))) // long enough for one that fails too late
+	<-time.After(2 * time.Second) // in which connections begin that must not fail
 	r, err := s.end()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !r.LastFailure.After(since) {
 		t.Errorf("no connection failed after the cut: %+v", r)
+	}
+	if r.LastFailure.After(known) {
+		t.Errorf("a connection that began %s after b was drained failed", r.LastFailure.Sub(known))
 	}
 	began := time.Now()
 	open()

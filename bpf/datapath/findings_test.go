@@ -208,7 +208,7 @@ func (p pod) meets(t *testing.T, server pod, to netip.AddrPort) netip.Addr {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := p.ns.Do(func() error {
 		c, err := new(net.Dialer).DialContext(ctx, "tcp4", to.String())

@@ -64,7 +64,7 @@ func TestObserve(t *testing.T) {
 	if n := observeSetting(t, d); n != 0 {
 		t.Fatalf("the programs emit one in %d choices without an observer", n)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var chosen, refused *Event
 	began := time.Now()
@@ -119,7 +119,7 @@ func TestObserve(t *testing.T) {
 // Observe returns one in rate choices.
 func TestObserveSamples(t *testing.T) {
 	d, tr := observed(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	before, events := int64(0), 0
 	err := d.Observe(ctx, 50, func(Event) {

@@ -141,7 +141,7 @@ func (p pod) ask(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	err = errors.Join(in.SetDeadline(deadline), out.SetDeadline(deadline))
 	if _, e := out.Write([]byte("?")); e != nil {
 		err = errors.Join(err, e)
@@ -205,7 +205,7 @@ func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); <-tick.C {
+	for deadline := time.Now().Add(time.Minute); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain: %s", what)
 		}

@@ -115,7 +115,7 @@ func (tr *traffic) more(t *testing.T) {
 	want := tr.done.Load() + 20
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(10 * time.Second); tr.done.Load() < want; <-tick.C {
+	for deadline := time.Now().Add(time.Minute); tr.done.Load() < want; <-tick.C {
 		if tr.failed.Load() > 0 || time.Now().After(deadline) {
 			t.Fatalf("%d connects made, %d failed: %v", tr.done.Load(), tr.failed.Load(), tr.last.Load())
 		}

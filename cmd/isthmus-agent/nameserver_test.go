@@ -50,7 +50,7 @@ func await(t *testing.T, check func() error) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	giveUp := time.After(10 * time.Second)
+	giveUp := time.After(time.Minute)
 	for {
 		err := check()
 		if err == nil {

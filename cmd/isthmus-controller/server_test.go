@@ -45,7 +45,7 @@ func TestStart(t *testing.T) {
 			t.Errorf("it ends with %v; want %s", err, want)
 		}
 	}
-	refused("API server " + cfg.Host + " knows no Members, this cluster has not joined; run isthmusctl join")
+	refused("API server " + cfg.Host + " has no Member kind, so this cluster has not joined; run isthmusctl join")
 
 	all, err := crds.All()
 	if err != nil {
@@ -54,7 +54,7 @@ func TestStart(t *testing.T) {
 	if _, err := envtest.InstallCRDs(cfg, envtest.CRDInstallOptions{CRDs: all}); err != nil {
 		t.Fatal(err)
 	}
-	refused("namespace isthmus-system has no Member, this cluster has not joined; run isthmusctl join")
+	refused("namespace isthmus-system has no Member, so this cluster has not joined; run isthmusctl join")
 
 	scheme, err := membership.NewScheme()
 	if err != nil {

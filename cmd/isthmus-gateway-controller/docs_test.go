@@ -12,8 +12,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 )
 
-// TestInstallDocs holds that the examples of docs/gateway-install.md are what the programs take: the settings in the chart's values,
-// which tools/check/tree renders, and the GatewayNode, which may name a Secret that the controller may read.
+// TestInstallDocs verifies that the programs accept the examples of docs/gateway-install.md: the settings in the chart's
+// values, which tools/check/tree renders, and the GatewayNode, whose Secret the controller may read.
 func TestInstallDocs(t *testing.T) {
 	page, err := os.ReadFile("../../docs/gateway-install.md")
 	if err != nil {

@@ -10,7 +10,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"isthmus-gateway-controller": main})
 }
 
-// TestCommandLine runs testdata/*.txtar: what a person types, and what comes back.
+// TestCommandLine runs testdata/*.txtar: commands with their output.
 func TestCommandLine(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata"})
 }

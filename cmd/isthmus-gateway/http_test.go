@@ -10,7 +10,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// What drivers send is counted where there is an eBPF balancer, and nowhere else.
+// Packets sent by XDP are counted only with an eBPF balancer.
 func TestXDPIsCounted(t *testing.T) {
 	netlab.Privileged(t)
 	for _, kind := range []desired.Balancer{desired.EBPF, desired.NFTables} {

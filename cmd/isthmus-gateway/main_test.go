@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
 
-// config is of a gateway on loopback; client is its controller's.
+// config returns the configuration of a gateway on loopback, and its controller's client.
 func config(t *testing.T) (cfg Config, client *http.Client) {
 	t.Helper()
 	ca, err := certs.NewAuthority("test", time.Now())
@@ -60,7 +60,7 @@ func config(t *testing.T) (cfg Config, client *http.Client) {
 	return cfg, &http.Client{Transport: transport}
 }
 
-// free returns an address that nobody listens on.
+// free returns an unused address.
 func free(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -71,7 +71,7 @@ func free(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// start runs a gateway and returns how it ends.
+// start runs a gateway. The channel receives its result.
 func start(t *testing.T, cfg Config) <-chan error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -79,13 +79,13 @@ func start(t *testing.T, cfg Config) <-chan error {
 	return done
 }
 
-// await asks for a path until it has an answer with a status.
+// await requests a path until it gets a status.
 func await(t *testing.T, url string, code int) string {
 	t.Helper()
 	return awaitBy(t, http.DefaultClient, url, code)
 }
 
-// awaitBy is await by a client.
+// awaitBy is await with a given client.
 func awaitBy(t *testing.T, by *http.Client, url string, code int) string {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; <-time.After(10 * time.Millisecond) {
@@ -104,7 +104,7 @@ func awaitBy(t *testing.T, by *http.Client, url string, code int) string {
 	}
 }
 
-// A gateway obeys its controller, serves from disk when it starts again, and ends in the way that the signal says.
+// A gateway obeys its controller, applies its saved state after a restart, and ends as the signal says.
 func TestGateway(t *testing.T) {
 	netlab.Privileged(t)
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
@@ -135,7 +135,7 @@ func TestGateway(t *testing.T) {
 		t.Fatalf("%d %s", resp.StatusCode, answer)
 	}
 
-	// A restart says nothing to anybody; what starts next is ready without a controller.
+	// A restart notifies no neighbour. The next process is ready without a controller.
 	end(t, done, syscall.SIGHUP)
 	if _, err := os.Stat(filepath.Join(cfg.RunDir, "serving")); err != nil {
 		t.Errorf("a successor does not know of its predecessor: %v", err)
@@ -145,7 +145,7 @@ func TestGateway(t *testing.T) {
 	if have := await(t, "http://"+cfg.HTTPListen+"/metrics", 200); !strings.Contains(have, "isthmus_gateway_generation 3") || !strings.Contains(have, `isthmus_gateway_drifts_total{component="bgp"} 0`) {
 		t.Errorf("metrics:\n%s", have)
 	}
-	// The other gateway is told that this one is here, and is not there itself.
+	// The peer is not reachable.
 	within(t, "it is to be seen that the other gateway is away", func(late <-chan time.Time) bool {
 		for !strings.Contains(await(t, "http://"+cfg.HTTPListen+"/metrics", 200), `isthmus_gateway_peer_reachable{gateway="gw-2",url="https://127.0.0.1:9"} 0`) {
 			select {
@@ -194,7 +194,7 @@ func command(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-// Every fault is told, with the flag that mends it.
+// Every fault is reported with its flag.
 func TestValidate(t *testing.T) {
 	cfg := defaults()
 	cfg.Controller, cfg.Listen, cfg.StateDir, cfg.CheckEvery, cfg.LogFormat, cfg.Balancer, cfg.XDP = "", "9479", "state", 0, "xml", "ipvs", "generic"
@@ -222,7 +222,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// A gateway without certificates says who makes them.
+// A gateway without certificates says how to create them.
 func TestNoCertificates(t *testing.T) {
 	cfg, _ := config(t)
 	cfg.Files.Cert = "/nowhere/tls.crt"

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Who serves leaves a mark for his successor; one of another boot, or of nobody, is none.
+// A serving gateway leaves a mark for its successor. A mark of another boot does not count.
 func TestMark(t *testing.T) {
 	m := mark(filepath.Join(t.TempDir(), "serving"))
 	check := func(want bool, when string) {

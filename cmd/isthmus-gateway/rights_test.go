@@ -23,8 +23,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// TestRights: a gateway works with the capabilities that the chart gives it, of which tools/check/tree has the lists: it
-// balances, and is the master of VRRP. It ends in good order with no more than these, and leaves no VIP.
+// TestRights runs a gateway with the capabilities that the chart grants, which tools/check/tree lists: it balances, and
+// is the VRRP master. It ends gracefully with these capabilities, and leaves no VIP.
 func TestRights(t *testing.T) {
 	netlab.Privileged(t)
 	program := filepath.Join(t.TempDir(), "isthmus-gateway")
@@ -55,7 +55,7 @@ func TestRights(t *testing.T) {
 			asks := &http.Client{Transport: &http.Transport{DialContext: in}}
 			t.Cleanup(asks.CloseIdleConnections)
 
-			t.Cleanup(func() { // keepalived outlives a gateway that does not end in order
+			t.Cleanup(func() { // keepalived outlives a gateway that crashes
 				if err := ns.Do(func() error {
 					return vrrp.Cleanup(context.WithoutCancel(t.Context()), filepath.Join(cfg.RunDir, "vrrp"))
 				}); err != nil {
@@ -102,7 +102,7 @@ func TestRights(t *testing.T) {
 				t.Fatalf("%d %s\n%s", answer.StatusCode, why, g.said.String())
 			}
 			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/readyz", 200)
-			// One that starts again compares all of it with what is on the machine before it is ready.
+			// A restarted gateway compares everything with the machine before it is ready.
 			g.end(t, syscall.SIGHUP)
 			g = begin()
 			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/readyz", 200)
@@ -126,7 +126,7 @@ type process struct {
 	ended chan error
 }
 
-// end ends it by a signal, in good order.
+// end ends the gateway gracefully by a signal.
 func (g *process) end(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if err := g.cmd.Process.Signal(s); err != nil {
@@ -137,7 +137,7 @@ func (g *process) end(t *testing.T, s syscall.Signal) {
 	}
 }
 
-// machine makes the namespace that it runs in a machine that can be a gateway.
+// machine turns its namespace into a machine that can be a gateway.
 func machine() error {
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "switch"}
 	addr, err := netlink.ParseAddr("192.0.2.11/24")
@@ -151,7 +151,7 @@ func machine() error {
 	return errors.Join(netlink.AddrAdd(link, addr), netlink.LinkSetUp(link), netlink.LinkSetUp(end), os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
 }
 
-// hasNot returns an error when the namespace that it runs in has an address.
+// hasNot returns an error when its namespace has an address.
 func hasNot(vip netip.Addr) error {
 	all, err := netlink.AddrList(nil, netlink.FAMILY_V4)
 	for _, a := range all {

@@ -188,7 +188,7 @@ func (g *gateway) serve(ctx context.Context, leave func() error) error {
 	return group.Wait()
 }
 
-// close closes the agent. With drain, peers first receive all flows, and neighbours are told.
+// close closes the agent. With drain, peers first receive all flows, and neighbours move their traffic.
 func (g *gateway) close(ctx context.Context, drain bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()

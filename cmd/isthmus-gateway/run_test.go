@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -16,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// opening is a balancer on which connections open when a test says so.
+// opening is a balancer whose connections a test opens.
 type opening struct {
 	agent.Component
 	opens, imported chan flows.Flow
@@ -48,7 +50,7 @@ func (o opening) Import(all []flows.Flow) ([]flows.Flow, error) {
 	return nil, nil
 }
 
-// A gateway that is drained tells the others of connections, and hears of theirs, until nobody is led to it any more.
+// A draining gateway sends and receives connections until its traffic has moved.
 func TestFlowsWhileDraining(t *testing.T) {
 	cfg, client := config(t)
 	own, err := certs.Open(cfg.Files, slog.New(slog.DiscardHandler))
@@ -60,7 +62,7 @@ func TestFlowsWhileDraining(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Gateways of a group have certificates of one authority; here it is the same one.
+	// Both gateways use the same certificate here.
 	peer := &http.Server{TLSConfig: own.Server(), ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var some []flows.Flow
 		if err := json.NewDecoder(r.Body).Decode(&some); err == nil {
@@ -98,7 +100,7 @@ func TestFlowsWhileDraining(t *testing.T) {
 					return false
 				}
 			})
-			within(t, "the other gateway is told", func(late <-chan time.Time) bool {
+			within(t, "the peer receives the flow", func(late <-chan time.Time) bool {
 				select {
 				case <-pushed:
 					return true
@@ -106,7 +108,7 @@ func TestFlowsWhileDraining(t *testing.T) {
 					return false
 				}
 			})
-			// The controller is none of the group, and is told so: that is an answer. To its own requests it gets none.
+			// The controller is not a peer, and gets that answer. Its own requests get none.
 			for path, want := range map[string]int{flows.Path: http.StatusForbidden, "/v1/state": 0} {
 				code := 0
 				if resp, err := client.Get("https://" + cfg.Listen + path); err == nil {
@@ -127,10 +129,26 @@ func TestFlowsWhileDraining(t *testing.T) {
 	}
 }
 
-// within fails a test in which something does not happen.
+// within fails a test unless something happens in time.
 func within(t *testing.T, what string, happens func(late <-chan time.Time) bool) {
 	t.Helper()
 	if !happens(time.After(20 * time.Second)) {
-		t.Errorf("it is not so that %s", what)
+		t.Errorf("it did not happen in time: %s", what)
+	}
+}
+
+// Every announcer that a pool may name runs on the gateways.
+func TestAnnouncersAreWired(t *testing.T) {
+	announcers, err := newAnnouncers(Config{RunDir: t.TempDir()}, mark(filepath.Join(t.TempDir(), "serving")), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := []desired.Announce{desired.ByNone}
+	for _, a := range announcers {
+		have = append(have, desired.Announce(a.Name()))
+	}
+	slices.Sort(have)
+	if want := slices.Sorted(slices.Values(desired.Announces)); !slices.Equal(have, want) {
+		t.Errorf("the gateways announce by %q, and pools may name %q", have, want)
 	}
 }

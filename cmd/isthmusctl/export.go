@@ -121,7 +121,7 @@ func isMissingNamespace(err error) bool {
 // "true" or "false" where the person who exports says whether it gets a ClusterSetIP, and else empty.
 func export(cmd *cobra.Command, c client.Client, key client.ObjectKey, useIP string) error {
 	if !clusterset.IsShared(key.Namespace) {
-		return fmt.Errorf("namespace %s belongs to each cluster itself; nothing is exported from it", key.Namespace)
+		return fmt.Errorf("namespace %s is restricted and is not exported", key.Namespace)
 	}
 	ctx := cmd.Context()
 	err := c.Get(ctx, key, &corev1.Service{})

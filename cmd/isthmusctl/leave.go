@@ -88,7 +88,7 @@ func printLeft(cmd *cobra.Command, left membership.Left, next string) error {
 		return err
 	}
 	verb := "left"
-	if left.Already {
+	if left.AlreadyLeft {
 		verb = "had left"
 	}
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), "cluster %s %s ClusterSet %s: %d exports withdrawn, %d imports removed\n%s",

@@ -106,7 +106,7 @@ func TestNewRefusesABadRegistration(t *testing.T) {
 			}
 		})
 	}
-	for name, want := range map[string]string{"none": "has no Member, this cluster has not joined; run isthmusctl join", "two": "(a, other) and needs exactly one; delete all but"} {
+	for name, want := range map[string]string{"none": "has no Member, so this cluster has not joined; run isthmusctl join", "two": "(a, other) and needs exactly one; delete all but"} {
 		t.Run(name, func(t *testing.T) {
 			w := newTestbed(t)
 			if name == "none" {

@@ -5,11 +5,13 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // TestExportedAnewAtOnce: whoever unexports a Service everywhere, sees its import gone and exports it with
 // another choice gets what the new export asks for.
-func TestExportedAnewAtOnce_V26(t *testing.T) {
+func TestExportedAnewAtOnce(t *testing.T) {
 	w := newTestbed(t).run()
 	for i := range 10 {
 		name := fmt.Sprint("hello-", i)
@@ -29,4 +31,5 @@ func TestExportedAnewAtOnce_V26(t *testing.T) {
 		w.a.condition(name, "Ready", metav1.ConditionTrue, "Exported")
 		w.a.condition(name, "Conflict", metav1.ConditionFalse, "NoConflicts")
 	}
+	conformance.Holds(t, "V26")
 }

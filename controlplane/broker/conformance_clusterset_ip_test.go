@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // exportWith exports a Service that asks for an address ("true"), declines one ("false") or says nothing ("").
@@ -65,7 +66,7 @@ func (m *member) withoutAddress(svc *corev1.Service) expect {
 
 // TestWhoGetsAnAddress: who asks for one, by annotation or else by the member's default, gets one of its own
 // block; who declines is exported without, by the Service's own address; headless Services never get one.
-func TestWhoGetsAnAddress_N17_L26_L29_L35_V2(t *testing.T) {
+func TestWhoGetsAnAddress(t *testing.T) {
 	w := newTestbed(t, offOnA).run()
 	for name, c := range map[string]struct {
 		m        *member
@@ -115,16 +116,18 @@ func TestWhoGetsAnAddress_N17_L26_L29_L35_V2(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "N17", "L29", "L35", "V2")
 	for _, name := range []string{"off-asks", "off-plain"} {
 		w.a.unexport(name)
 		w.b.wantsNone(name)
 	}
+	conformance.Holds(t, "L26")
 }
 
 // TestDisagreementAboutTheAddress: the first export decides, in both directions. The others say Conflict, are
 // exported all the same, and nothing about the import changes, whatever becomes of the annotations, until
 // all exports are deleted and made again.
-func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
+func TestDisagreementAboutTheAddress(t *testing.T) {
 	const reason = "ClusterSetIPEnablementConflict"
 	w := newTestbed(t).run()
 	services, ofB := map[string]*corev1.Service{}, map[string]*corev1.Service{}
@@ -179,11 +182,13 @@ func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
 		conflict(name)
 	}
 	unchanged()
+	conformance.Holds(t, "N33")
 	for name := range first { // mended
 		w.b.choose(name, first[name])
 		agreement(name)
 	}
 	unchanged()
+	conformance.Holds(t, "L30")
 	for name := range first { // the oldest changes its mind, too late
 		w.a.choose(name, other[name])
 		conflict(name)
@@ -212,11 +217,12 @@ func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
 		m.wants("with", w.a.withoutAddress(services["with"]))
 		m.wants("without", helloOfA)
 	}
+	conformance.Holds(t, "V26")
 }
 
 // TestDefaultThatChanges: a member whose default changes and whose controller starts again treats new exports
 // accordingly. Those that are there stay as they are, and say Conflict if they did not ask.
-func TestDefaultThatChanges_V5_V27(t *testing.T) {
+func TestDefaultThatChanges(t *testing.T) {
 	w := newTestbed(t).run()
 	for name, choice := range map[string]string{"plain": "", "asks": "true"} {
 		w.a.service(name)
@@ -234,6 +240,7 @@ func TestDefaultThatChanges_V5_V27(t *testing.T) {
 	for _, m := range w.both() {
 		m.wants("later", w.a.withoutAddress(later))
 	}
+	conformance.Holds(t, "V5")
 	w.a.condition("plain", "Conflict", metav1.ConditionTrue, "ClusterSetIPEnablementConflict")
 	w.a.condition("asks", "Conflict", metav1.ConditionFalse, "NoConflicts")
 	w.a.condition("later", "Conflict", metav1.ConditionFalse, "NoConflicts")
@@ -242,11 +249,12 @@ func TestDefaultThatChanges_V5_V27(t *testing.T) {
 			t.Errorf("%s: the address changed from %v to %v", name, before, after)
 		}
 	}
+	conformance.Holds(t, "V27")
 }
 
 // TestWithoutABlock: a member without a block exports without an address, and the Service gets one as soon as
 // somebody exports it who has one to give.
-func TestWithoutABlock_L27(t *testing.T) {
+func TestWithoutABlock(t *testing.T) {
 	w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
 		if m.ClusterID == "a" {
 			m.ClusterSetIPCIDR = nil
@@ -265,6 +273,7 @@ func TestWithoutABlock_L27(t *testing.T) {
 			return same("endpoints in "+m.id, helloOfA.endpoints, flatten(imported))
 		})
 	}
+	conformance.Holds(t, "L27")
 	w.b.service("hello")
 	w.b.export("hello")
 	for _, m := range w.both() {
@@ -276,7 +285,7 @@ func TestWithoutABlock_L27(t *testing.T) {
 
 // TestAddressRests: an address that nobody exports any more is given to nobody for a while, nor after a
 // restart within it, and then it is.
-func TestAddressRests_L26_L28_L32(t *testing.T) {
+func TestAddressRests(t *testing.T) {
 	const quarantine = 3 * time.Second
 	w := newTestbed(t, twoAddresses)
 	w.a.settings.Quarantine = quarantine
@@ -288,11 +297,11 @@ func TestAddressRests_L26_L28_L32(t *testing.T) {
 	w.a.export("second")
 	vip := w.b.wants("first", helloOfA).Spec.IPs
 	w.b.wants("second", helloOfA)
+	w.a.export("third")
+	w.a.condition("third", "Ready", metav1.ConditionFalse, "Failed")
 	w.a.unexport("first")
 	freed := time.Now()
 	w.b.wantsNone("first")
-	w.a.export("third")
-	w.a.condition("third", "Ready", metav1.ConditionFalse, "Failed")
 	w.a.stop()
 	w.run(w.a)
 	var got time.Time
@@ -308,12 +317,14 @@ func TestAddressRests_L26_L28_L32(t *testing.T) {
 	if rested := got.Sub(freed); rested < quarantine-time.Second {
 		t.Errorf("the address was given again after %s, want at least %s", rested, quarantine)
 	}
+	conformance.Holds(t, "L26", "L32")
 	w.a.condition("third", "Ready", metav1.ConditionTrue, "Exported")
+	conformance.Holds(t, "L28")
 }
 
 // TestInheritedBlock: the address of a Service outlives the membership of the one that gave it, and the
 // member that inherits the block does not give it again.
-func TestInheritedBlock_L31_L33(t *testing.T) {
+func TestInheritedBlock(t *testing.T) {
 	w := newTestbed(t, twoAddresses).run()
 	inherited := []string{"243.10.3.0/30"}
 	w.a.service("hello")
@@ -326,6 +337,7 @@ func TestInheritedBlock_L31_L33(t *testing.T) {
 	onlyB := onBoth
 	onlyB.clusters, onlyB.endpoints = []string{"b"}, []string{"10.98.0.1:8080"}
 	w.b.wants("hello", onlyB)
+	conformance.Holds(t, "L31")
 
 	w.a.stop()
 	w.b.stop()
@@ -354,5 +366,6 @@ func TestInheritedBlock_L31_L33(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "L33")
 	w.b.condition("third", "Ready", metav1.ConditionFalse, "Failed")
 }

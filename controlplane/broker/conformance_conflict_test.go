@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // property is something in which two exports may differ: each of them has one of two variants.
@@ -219,7 +220,7 @@ func (p property) has(w *testbed, name, value string, clusters ...string) {
 // TestConflictInEveryProperty has two members export Services that differ in one property each. Both are told so in the
 // same words, the oldest one's variant is imported, and nothing that it serves is disturbed. The conflict
 // goes in each of three ways: the younger gives in, the older does, the older leaves.
-func TestConflictInEveryProperty_N20_N23_N24_N25_N26_N27_N30_N31_N32_L17_L18_L20_L24_C8_C9_C13_C16_C27(t *testing.T) {
+func TestConflictInEveryProperty(t *testing.T) {
 	w := newTestbed(t).run()
 	ways := []string{"younger", "older", "leaves"}
 	keys := slices.Sorted(maps.Keys(properties))
@@ -260,6 +261,7 @@ func TestConflictInEveryProperty_N20_N23_N24_N25_N26_N27_N30_N31_N32_L17_L18_L20
 			t.Errorf("%s: the conflict changed the addresses from %v to %v", key, vips[name], si.Spec.IPs)
 		}
 	})
+	conformance.Holds(t, "N20", "N23", "N24", "N25", "N26", "N27", "N31", "N32", "C8", "C9", "C13", "C16", "C27", "L18")
 
 	each(func(p property, _, way, name string) {
 		switch way {
@@ -285,10 +287,11 @@ func TestConflictInEveryProperty_N20_N23_N24_N25_N26_N27_N30_N31_N32_L17_L18_L20
 			w.a.condition(name, "Conflict", metav1.ConditionFalse, "NoConflicts")
 		}
 	})
+	conformance.Holds(t, "N30", "L17", "L20", "L24")
 }
 
 // TestPortsReachWhoHasThem: of an import with the ports of two members, each one's slices have only its own.
-func TestPortsReachWhoHasThem_N29_C26_C27(t *testing.T) {
+func TestPortsReachWhoHasThem(t *testing.T) {
 	w := newTestbed(t).run()
 	for name, ports := range map[string][2]corev1.ServicePort{
 		"numbers": {{Name: "tcp", Port: 42}, {Name: "tcp", Port: 4242}},
@@ -310,6 +313,7 @@ func TestPortsReachWhoHasThem_N29_C26_C27(t *testing.T) {
 		want.ports, want.endpoints = []string{"tcp/42", "tcp2/4242"}, []string{"10.97.0.1:8042", "10.98.0.1:12242"}
 		m.wants("names", want)
 	}
+	conformance.Holds(t, "N29", "C26", "C27")
 }
 
 // wantsOrWithout is wants, satisfied too without one of the endpoints: one that has no port serves nothing,
@@ -332,7 +336,7 @@ func (m *member) wantsOrWithout(name string, e expect, endpoint string) {
 
 // TestTwoConflictsAtOnce: both stand in the reason and, a line each, in the message; one goes without the
 // other. Whoever never was in conflict is told so in the condition and by no event.
-func TestTwoConflictsAtOnce_N23_L22_L23(t *testing.T) {
+func TestTwoConflictsAtOnce(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
@@ -351,6 +355,7 @@ func TestTwoConflictsAtOnce_N23_L22_L23(t *testing.T) {
 			t.Errorf("%s says %q", m.id, said)
 		}
 	}
+	conformance.Holds(t, "N23")
 	w.b.editService("hello", func(s *corev1.Service) {
 		s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
 	})
@@ -359,6 +364,7 @@ func TestTwoConflictsAtOnce_N23_L22_L23(t *testing.T) {
 			t.Errorf("%s says %q", m.id, said)
 		}
 	}
+	conformance.Holds(t, "L22")
 	w.b.editService("hello", func(s *corev1.Service) { s.Spec.Ports = s.Spec.Ports[:1] })
 	for _, m := range w.both() {
 		m.condition("hello", "Conflict", metav1.ConditionFalse, "NoConflicts")
@@ -371,6 +377,7 @@ func TestTwoConflictsAtOnce_N23_L22_L23(t *testing.T) {
 	if reasons := w.a.eventsOn("peaceful"); slices.Contains(reasons, "NoConflicts") || !slices.Contains(reasons, "Exported") {
 		t.Errorf("events of an export without conflicts: %v", reasons)
 	}
+	conformance.Holds(t, "L23")
 	w.eventually(func() error {
 		reasons := w.b.eventsOn("hello")
 		for _, reason := range []string{"Conflict", "NoConflicts"} {
@@ -383,7 +390,7 @@ func TestTwoConflictsAtOnce_N23_L22_L23(t *testing.T) {
 }
 
 // TestServiceOfTheSuite plays the upstream suite with its own Service.
-func TestServiceOfTheSuite_C1_C2_C3_C4_C5_C6_C7_C10_C11_C15_C17_N9_N19_N35(t *testing.T) {
+func TestServiceOfTheSuite(t *testing.T) {
 	w := newTestbed(t).run()
 	timeout, near, dual, protocol := int32(10), corev1.ServiceTrafficDistributionPreferClose, corev1.IPFamilyPolicyPreferDualStack, "example.org/hello"
 	hello := func(s *corev1.Service) {
@@ -418,16 +425,20 @@ func TestServiceOfTheSuite_C1_C2_C3_C4_C5_C6_C7_C10_C11_C15_C17_N9_N19_N35(t *te
 		if p := si.Spec.Ports[0]; p.Protocol != corev1.ProtocolTCP || p.AppProtocol == nil || *p.AppProtocol != protocol || si.Spec.Ports[1].Protocol != corev1.ProtocolUDP {
 			t.Errorf("ports in %s: %+v", m.id, si.Spec.Ports)
 		}
+		conformance.Holds(t, "C7")
 		if si.Spec.SessionAffinity != svc.Spec.SessionAffinity || *si.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != timeout ||
 			*si.Spec.InternalTrafficPolicy != *svc.Spec.InternalTrafficPolicy || *si.Spec.TrafficDistribution != near {
 			t.Errorf("policies in %s: %+v", m.id, si.Spec)
 		}
+		conformance.Holds(t, "C3", "C4", "C5")
 		if !slices.Equal(si.Spec.IPFamilies, svc.Spec.IPFamilies) {
 			t.Errorf("families in %s: %v, of the service %v", m.id, si.Spec.IPFamilies, svc.Spec.IPFamilies)
 		}
+		conformance.Holds(t, "C6", "N19")
 		if labels, annotations := readExported(si.Labels), readExported(si.Annotations); labels != "only-a=x,tier=web" || annotations != "tier=db" {
 			t.Errorf("in %s: labels %q, annotations %q", m.id, labels, annotations)
 		}
+		conformance.Holds(t, "C15", "N9")
 		_, imported := m.imported("hello")
 		for _, es := range imported {
 			if es.Labels[v1beta1.LabelServiceName] != "hello" || es.Labels[v1beta1.LabelSourceCluster] != "a" ||
@@ -435,12 +446,14 @@ func TestServiceOfTheSuite_C1_C2_C3_C4_C5_C6_C7_C10_C11_C15_C17_N9_N19_N35(t *te
 				t.Errorf("labels of %s in %s: %v", es.Name, m.id, es.Labels)
 			}
 		}
+		conformance.Holds(t, "C17", "N35")
 		m.wants("headless", headless)
 	}
 	w.quiet()
 	for _, m := range w.both() {
 		m.wants("headless", headless)
 	}
+	conformance.Holds(t, "C11")
 
 	// While anybody exports there is an import, and no longer.
 	w.b.export("hello")
@@ -456,4 +469,5 @@ func TestServiceOfTheSuite_C1_C2_C3_C4_C5_C6_C7_C10_C11_C15_C17_N9_N19_N35(t *te
 	for _, m := range w.both() {
 		m.wantsNone("hello")
 	}
+	conformance.Holds(t, "C1", "C2", "C10")
 }

@@ -11,11 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // TestEndpointsKeepWhatTheySay: readiness, hostname, zone, node and hints of an endpoint are the same
 // everywhere, also when they change; what means something in its own cluster alone is left out.
-func TestEndpointsKeepWhatTheySay_N34_N36_L38(t *testing.T) {
+func TestEndpointsKeepWhatTheySay(t *testing.T) {
 	w := newTestbed(t).run()
 	svc := w.a.service("hello", dualStack)
 	w.a.export("hello")
@@ -34,6 +36,7 @@ func TestEndpointsKeepWhatTheySay_N34_N36_L38(t *testing.T) {
 	if diff := cmp.Diff(map[discoveryv1.AddressType]int{discoveryv1.AddressTypeIPv4: 1, discoveryv1.AddressTypeIPv6: 1}, families); diff != "" {
 		t.Errorf("slices by family (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "N34")
 
 	yes, no := true, false
 	source := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: svc.Name + "-ipv4-1"}}
@@ -61,11 +64,12 @@ func TestEndpointsKeepWhatTheySay_N34_N36_L38(t *testing.T) {
 			})
 		}
 	}
+	conformance.Holds(t, "N36", "L38")
 }
 
 // TestSlicesOfAServiceComeAndGo: the import has the endpoints of all slices of the Service, one imported slice
 // for each, whoever writes them and whether they are older or younger than the export.
-func TestSlicesOfAServiceComeAndGo_L39_L40_L41(t *testing.T) {
+func TestSlicesOfAServiceComeAndGo(t *testing.T) {
 	w := newTestbed(t).run()
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
 	byHand := func(s *corev1.Service) {
@@ -114,11 +118,12 @@ func TestSlicesOfAServiceComeAndGo_L39_L40_L41(t *testing.T) {
 		w.noError(w.a.Delete(t.Context(), third))
 		wants(1)
 	}
+	conformance.Holds(t, "L39", "L40", "L41")
 }
 
 // TestLargeServicesHoldUpNobody: a Service of 10,000 endpoints and one of 100 ports are imported whole, and
 // while they are, small ones are too.
-func TestLargeServicesHoldUpNobody_L75(t *testing.T) {
+func TestLargeServicesHoldUpNobody(t *testing.T) {
 	const (
 		perSlice = 1000
 		slicesOf = 10
@@ -166,13 +171,14 @@ func TestLargeServicesHoldUpNobody_L75(t *testing.T) {
 		}
 		return nil
 	})
+	conformance.Holds(t, "L75")
 	w.a.unexport("many-endpoints")
 	w.b.wantsNone("many-endpoints")
 }
 
 // TestImportSaysWhatItIs: its status lists who exports it and that slices stand behind it, and says Ready only
 // once it can be used.
-func TestImportSaysWhatItIs_N14_N15_N16(t *testing.T) {
+func TestImportSaysWhatItIs(t *testing.T) {
 	w := newTestbed(t, twoAddresses).run()
 	for _, name := range []string{"first", "second"} {
 		w.a.service(name)
@@ -183,8 +189,10 @@ func TestImportSaysWhatItIs_N14_N15_N16(t *testing.T) {
 	w.a.service("third")
 	w.a.export("third")
 	w.b.importReady("third", metav1.ConditionFalse, "Pending")
+	conformance.Holds(t, "N14")
 	w.a.condition("third", "Ready", metav1.ConditionFalse, "Failed")
 	if si, _ := w.b.imported("third"); si.Status.EndpointSliceObjects != v1beta1.EndpointSliceObjectsPresent || len(si.Status.Clusters) != 1 || si.Status.Clusters[0].Cluster != "a" {
 		t.Errorf("status %+v", si.Status)
 	}
+	conformance.Holds(t, "N15", "N16")
 }

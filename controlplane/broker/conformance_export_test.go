@@ -17,11 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // TestServiceAndExportInAnyOrder: whatever comes first, and whatever becomes of either, the Service is
 // exported exactly while both are there and the Service is one that can be.
-func TestServiceAndExportInAnyOrder_N2_N7_N8_L1_L2_L3_L4_L5_L6_C12(t *testing.T) {
+func TestServiceAndExportInAnyOrder(t *testing.T) {
 	w := newTestbed(t).run()
 	exported := func(name string) {
 		t.Helper()
@@ -47,28 +49,34 @@ func TestServiceAndExportInAnyOrder_N2_N7_N8_L1_L2_L3_L4_L5_L6_C12(t *testing.T)
 	// The export first.
 	w.a.export("early")
 	withdrawn("early", "NoService")
+	conformance.Holds(t, "N8")
 	w.a.service("early")
 	exported("early")
+	conformance.Holds(t, "L1", "L2")
 
 	// A type that cannot be exported, mended.
 	bad := w.a.service("bad", external)
 	w.a.export("bad")
 	withdrawn("bad", "InvalidServiceType")
+	conformance.Holds(t, "N7", "C12")
 	w.a.slice(bad, corev1.IPv4Protocol, 1)
 	w.a.editService("bad", ordinary)
 	exported("bad")
+	conformance.Holds(t, "L6")
 
 	// The same, under a Service that was exported.
 	w.a.editService("early", external)
 	withdrawn("early", "InvalidServiceType")
 	w.a.editService("early", ordinary)
 	exported("early")
+	conformance.Holds(t, "L5")
 
 	// Without the Service, and with it again.
 	w.a.deleteService("early")
 	withdrawn("early", "NoService")
 	w.a.service("early")
 	exported("early")
+	conformance.Holds(t, "L4")
 
 	// Without the exports.
 	for _, name := range []string{"early", "bad"} {
@@ -77,12 +85,13 @@ func TestServiceAndExportInAnyOrder_N2_N7_N8_L1_L2_L3_L4_L5_L6_C12(t *testing.T)
 			m.wantsNone(name)
 		}
 	}
+	conformance.Holds(t, "N2", "L3")
 	w.brokerEmpty()
 }
 
 // TestNobodyElseIsTouched: b has a Service of the same name and does not export it, and both have slices
 // that belong to nothing exported. None of that is exported, imported or changed.
-func TestNobodyElseIsTouched_N1_N3_L11(t *testing.T) {
+func TestNobodyElseIsTouched(t *testing.T) {
 	w := newTestbed(t)
 	local := w.b.service("hello")
 	plain := w.a.service("not-exported")
@@ -122,6 +131,7 @@ func TestNobodyElseIsTouched_N1_N3_L11(t *testing.T) {
 	if have := flatten(published.Items); !slices.Equal(have, helloOfA.endpoints) {
 		t.Errorf("the broker has the endpoints %v", have)
 	}
+	conformance.Holds(t, "N1", "L11")
 	for _, before := range objects {
 		after := before.DeepCopyObject().(client.Object)
 		w.noError(of[before].Get(t.Context(), client.ObjectKeyFromObject(before), after))
@@ -129,11 +139,12 @@ func TestNobodyElseIsTouched_N1_N3_L11(t *testing.T) {
 			t.Errorf("%T %s changed: %v", before, before.GetName(), after)
 		}
 	}
+	conformance.Holds(t, "N3")
 }
 
 // TestSameNameInTwoNamespaces: they are two Services, with addresses and endpoints of their own, and one goes
 // without the other.
-func TestSameNameInTwoNamespaces_N4_L10(t *testing.T) {
+func TestSameNameInTwoNamespaces(t *testing.T) {
 	w := newTestbed(t)
 	other := w.ns + "-other"
 	for _, m := range w.both() {
@@ -157,6 +168,7 @@ func TestSameNameInTwoNamespaces_N4_L10(t *testing.T) {
 			return nil
 		})
 	}
+	conformance.Holds(t, "N4")
 	w.a.unexport("hello")
 	w.b.wantsNone("hello")
 	w.quiet()
@@ -170,10 +182,11 @@ func TestSameNameInTwoNamespaces_N4_L10(t *testing.T) {
 		}
 		return nil
 	})
+	conformance.Holds(t, "L10")
 }
 
 // TestServiceIsFollowed: what changes about an exported Service changes in the import.
-func TestServiceIsFollowed_L7_L9(t *testing.T) {
+func TestServiceIsFollowed(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
@@ -196,6 +209,7 @@ func TestServiceIsFollowed_L7_L9(t *testing.T) {
 			t.Errorf("port echo is imported as %+v", p)
 		}
 	}
+	conformance.Holds(t, "L7")
 
 	timeout := int32(77)
 	w.a.editService("hello", func(s *corev1.Service) {
@@ -219,11 +233,12 @@ func TestServiceIsFollowed_L7_L9(t *testing.T) {
 		}
 		return nil
 	})
+	conformance.Holds(t, "L9")
 }
 
 // TestServiceLabelsReachSlices: a Service's labels stand on the imported slices, those of Kubernetes apart,
 // and change without the slice being made anew.
-func TestServiceLabelsReachSlices_L8_L44(t *testing.T) {
+func TestServiceLabelsReachSlices(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) {
 		s.Labels = map[string]string{"tier": "web", "app.kubernetes.io/name": "hello", "service.kubernetes.io/headless": "", v1beta1.LabelServiceName: "liar"}
@@ -250,16 +265,18 @@ func TestServiceLabelsReachSlices_L8_L44(t *testing.T) {
 		return uid
 	}
 	before := labels(map[string]string{"tier": "web", v1beta1.LabelServiceName: "hello"})
+	conformance.Holds(t, "L44")
 	w.a.editService("hello", func(s *corev1.Service) { s.Labels["tier"] = "db" })
 	if after := labels(map[string]string{"tier": "db", v1beta1.LabelServiceName: "hello"}); after != before {
 		t.Errorf("the slice was made anew")
 	}
+	conformance.Holds(t, "L8")
 	w.a.editService("hello", func(s *corev1.Service) { s.Labels = nil })
 	labels(map[string]string{v1beta1.LabelServiceName: "hello"})
 }
 
 // TestNamesThatAreTooLong: an export with a port that no SRV record can name says so by one event, and works.
-func TestNamesThatAreTooLong_N48(t *testing.T) {
+func TestNamesThatAreTooLong(t *testing.T) {
 	w := newTestbed(t)
 	w.run(w.a)
 	long := strings.Repeat("p", 63)
@@ -272,12 +289,13 @@ func TestNamesThatAreTooLong_N48(t *testing.T) {
 	if n := len(slices.DeleteFunc(w.a.eventsOn("hello"), func(reason string) bool { return reason != "NamesTooLong" })); n != 1 {
 		t.Errorf("%d events, want one", n)
 	}
+	conformance.Holds(t, "N48")
 	w.a.editService("hello", func(s *corev1.Service) { s.Spec.Ports[0].Name = "http" })
 	w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
 }
 
 // TestOlderVersionOfTheAPI: exports written and imports read as v1alpha1 are the same as in v1beta1.
-func TestOlderVersionOfTheAPI_N16_N50(t *testing.T) {
+func TestOlderVersionOfTheAPI(t *testing.T) {
 	w := newTestbed(t).run()
 	older := func(kind string) *unstructured.Unstructured {
 		obj := &unstructured.Unstructured{}
@@ -305,12 +323,14 @@ func TestOlderVersionOfTheAPI_N16_N50(t *testing.T) {
 	if present, _, err := unstructured.NestedString(imported.Object, "status", "endpointSliceObjects"); err != nil || present != "Present" {
 		t.Errorf("endpointSliceObjects in v1alpha1: %q, %v", present, err)
 	}
+	conformance.Holds(t, "N16")
 	w.noError(w.a.Delete(t.Context(), export))
 	w.b.wantsNone("hello")
+	conformance.Holds(t, "N50")
 }
 
 // TestConditionsAreWrittenAfterOthers: a status that somebody else wrote a moment before is written again.
-func TestConditionsAreWrittenAfterOthers_L14(t *testing.T) {
+func TestConditionsAreWrittenAfterOthers(t *testing.T) {
 	w := newTestbed(t)
 	name := types.NamespacedName{Namespace: w.ns, Name: "hello"}
 	const interruptions = 3
@@ -340,10 +360,11 @@ func TestConditionsAreWrittenAfterOthers_L14(t *testing.T) {
 	if n := done.Load(); n < interruptions {
 		t.Errorf("the status was written only %d times", n)
 	}
+	conformance.Holds(t, "L14")
 }
 
 // TestConditionOfLighthouseMakesRoom: what an old Lighthouse left on an export does not stand beside Ready.
-func TestConditionOfLighthouseMakesRoom_L15(t *testing.T) {
+func TestConditionOfLighthouseMakesRoom(t *testing.T) {
 	w := newTestbed(t)
 	w.a.service("hello")
 	export := w.a.export("hello")
@@ -358,4 +379,5 @@ func TestConditionOfLighthouseMakesRoom_L15(t *testing.T) {
 		}
 		return nil
 	})
+	conformance.Holds(t, "L15")
 }

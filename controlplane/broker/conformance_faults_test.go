@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // roundTripper is a function between a client and its API server.
@@ -109,7 +110,7 @@ func (f *faults) failed() []string {
 // TestErrorsThatPassLeaveNoTrace: every kind of call that a controller makes, to its own API server and to
 // the broker, fails in several ways before it works. The clusters become what they should, and nothing is left
 // over when all is unexported.
-func TestErrorsThatPassLeaveNoTrace_L48(t *testing.T) {
+func TestErrorsThatPassLeaveNoTrace(t *testing.T) {
 	w := newTestbed(t)
 	local, remote := inject(w.a.config), inject(w.a.via)
 	w.run()
@@ -167,11 +168,12 @@ func TestErrorsThatPassLeaveNoTrace_L48(t *testing.T) {
 	w.a.unexport("hello")
 	w.b.unexport("hello")
 	w.brokerEmpty()
+	conformance.Holds(t, "L48")
 }
 
 // TestWhatIsStaleIsRemovedAtTheStart: while both controllers are down, Services and exports go, and objects
 // appear or stay that nobody stands behind any more. After the start all of that is gone.
-func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
+func TestWhatIsStaleIsRemovedAtTheStart(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("kept")
 	w.a.export("kept")
@@ -240,6 +242,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 		}
 	}
 	w.a.condition("service-gone", "Valid", metav1.ConditionFalse, "NoService")
+	conformance.Holds(t, "L46")
 	w.eventually(func() error {
 		w.noError(w.broker.Get(t.Context(), client.ObjectKeyFromObject(aggregate), aggregate))
 		var clusters []string
@@ -248,6 +251,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 		}
 		return same("clusters of the aggregate", []string{"a"}, clusters)
 	})
+	conformance.Holds(t, "L47")
 	w.a.unexport("service-gone")
 	w.a.unexport("kept")
 	w.a.unexport("slice-gone")

@@ -15,6 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // guestBlock is the block of a guest.
@@ -51,7 +52,7 @@ func (w *testbed) says(e clusterset.Export, address string) *v1alpha1.ExportReco
 
 // TestForgedTimeDoesNotWin: a member claims that its export is the oldest of all. It loses the conflict that it
 // causes if it joined later, and if the broker's time counts it does anyway.
-func TestForgedTimeDoesNotWin_N24_L72(t *testing.T) {
+func TestForgedTimeDoesNotWin(t *testing.T) {
 	for name, c := range map[string]struct {
 		precedence string
 		joined     func() time.Time
@@ -81,13 +82,14 @@ func TestForgedTimeDoesNotWin_N24_L72(t *testing.T) {
 				m.wants("hello", want)
 			}
 			w.a.condition("hello", "Conflict", metav1.ConditionTrue, "PortConflict,TypeConflict")
+			conformance.Holds(t, "N24", "L72")
 		})
 	}
 }
 
 // TestWhoIsOldest: the oldest ServiceExport takes precedence, or the one that the broker saw first. Of two of
 // the same second, the lower id does.
-func TestWhoIsOldest_N24(t *testing.T) {
+func TestWhoIsOldest(t *testing.T) {
 	for name, c := range map[string]struct {
 		precedence string
 		oldest     string
@@ -144,4 +146,5 @@ func TestWhoIsOldest_N24(t *testing.T) {
 			m.wantsOrWithout("hello", want, "10.98.0.1:")
 		}
 	})
+	conformance.Holds(t, "N24")
 }

@@ -12,11 +12,12 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // TestWaysOfLighthouse plays what Submariner Lighthouse does: by its profile, and by each switch alone, as a
 // flag and as registered.
-func TestWaysOfLighthouse_L19_V4_A3_A10_A32(t *testing.T) {
+func TestWaysOfLighthouse(t *testing.T) {
 	switches := v1alpha1.Settings{PortMerge: "intersection", TypeConflict: "exclude", Endpoints: "service-vip"}
 	for way, c := range map[string]struct {
 		registered v1alpha1.Settings
@@ -32,8 +33,11 @@ func TestWaysOfLighthouse_L19_V4_A3_A10_A32(t *testing.T) {
 			w.a.settings, w.b.settings = c.flags, c.flags
 			w.run()
 			w.serviceAddresses(c.addresses)
+			conformance.Holds(t, "V4", "A3", "A32")
 			w.portIntersection(c.addresses)
+			conformance.Holds(t, "A10")
 			w.typeExclusion(c.addresses)
+			conformance.Holds(t, "L19")
 		})
 	}
 }

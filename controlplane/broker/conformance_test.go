@@ -1,6 +1,6 @@
 package broker_test
 
-// What the scenarios of docs/conformance share. Their tests say in their names which lines they hold.
+// Helpers of the scenarios of docs/conformance. Each test marks its lines by conformance.Holds.
 
 import (
 	"context"

@@ -13,6 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // saysOfOld writes to the broker what a member of the first version says about Service name: a record without
@@ -43,7 +44,7 @@ func (w *testbed) saysOfOld(id clusterset.ClusterID, name, vip, address string) 
 // TestMembersOfTwoVersions: a member of the first version and members of this one export the same Services,
 // whoever is first. All have their address and all endpoints, nobody is told of a conflict, and nothing is
 // lost when the old one is upgraded, nor when it leaves the way it used to.
-func TestMembersOfTwoVersions_L52(t *testing.T) {
+func TestMembersOfTwoVersions(t *testing.T) {
 	w := newTestbed(t).run()
 	w.guest("c", time.Now())
 	const vip, ofC = "243.99.0.7", "10.99.0.1"
@@ -108,4 +109,5 @@ func TestMembersOfTwoVersions_L52(t *testing.T) {
 			t.Errorf("in %s the address is %v, before %v", m.id, have, vips["new-first"])
 		}
 	}
+	conformance.Holds(t, "L52")
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // The times of these tests: long enough for a busy machine to beat in time, short enough to wait for.
@@ -39,7 +40,7 @@ func (m *member) thinks(id string, want liveness.State) {
 
 // TestDeadMemberIsDropped lets a member die without a word. Its endpoints go from the other when they do not
 // answer either, at the latest after the hard TTL, the import stays, and all comes back with the member.
-func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
+func TestDeadMemberIsDropped(t *testing.T) {
 	for name, tt := range map[string]struct {
 		mode    string
 		verdict liveness.Verdict
@@ -67,7 +68,10 @@ func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
 			enough := w.b.keeps("hello", "10.98.0.1")
 
 			w.a.stop()
-			died := time.Now()
+			// The last renewal is the beginning of the time: on a busy machine it may be older than one beat.
+			lease := &coordinationv1.Lease{}
+			w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}, lease))
+			died := lease.Spec.RenewTime.Time
 			onlyB := both
 			onlyB.endpoints = []string{"10.98.0.1:8080"}
 			w.eventuallyWithin(2*hardTTL, func() error {
@@ -77,19 +81,20 @@ func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
 				}
 				return onlyB.check("b", si, slices)
 			})
-			if gone := time.Since(died); gone < tt.after-2*beat {
+			if gone := time.Since(died); gone < tt.after {
 				t.Errorf("its endpoints went after %s, want at least %s", gone, tt.after)
 			}
 			w.b.thinks("a", liveness.Dead)
 			w.run(w.a)
 			w.b.wants("hello", both)
 			enough()
+			conformance.Holds(t, "N37", "L51")
 		})
 	}
 }
 
 // TestStaleMemberThatAnswersStays: an old Lease alone takes nothing away.
-func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
+func TestStaleMemberThatAnswersStays(t *testing.T) {
 	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Answering}
@@ -104,11 +109,12 @@ func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
 	<-time.After(2 * stale)
 	w.b.thinks("a", liveness.Stale)
 	enough()
+	conformance.Holds(t, "N37", "L51")
 }
 
 // TestWhoIsCutOffJudgesNobody: a member that does not see the broker keeps all others, however long, and gives
 // them time when it sees the broker again.
-func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
+func TestWhoIsCutOffJudgesNobody(t *testing.T) {
 	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Silent}
@@ -124,11 +130,12 @@ func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
 	<-time.After(stale)
 	w.b.thinks("a", liveness.Live)
 	enough()
+	conformance.Holds(t, "L50", "L51")
 }
 
 // TestClocksMayDiffer gives a member a clock that is an hour ahead, and then one that is an hour behind: its
 // Lease is renewed with such times, and it lives.
-func TestClocksMayDiffer_L51(t *testing.T) {
+func TestClocksMayDiffer(t *testing.T) {
 	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Silent}
@@ -150,10 +157,11 @@ func TestClocksMayDiffer_L51(t *testing.T) {
 		w.b.thinks("a", liveness.Live)
 	}
 	enough()
+	conformance.Holds(t, "L51")
 }
 
 // TestFlappingMemberDisturbsNobody stops and starts a member's controller faster than its Lease grows old.
-func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
+func TestFlappingMemberDisturbsNobody(t *testing.T) {
 	w := newTestbed(t)
 	const slower = 4 // than the drill: a controller may need seconds to start
 	w.a.settings.TimeScale, w.b.settings.TimeScale = slower*drill.TimeScale, slower*drill.TimeScale
@@ -187,4 +195,5 @@ func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
 		t.Errorf("b wrote %v", writes)
 	}
 	enough()
+	conformance.Holds(t, "L51")
 }

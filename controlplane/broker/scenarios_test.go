@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // same reports how have differs from want, whatever the order.
@@ -135,6 +136,7 @@ func TestForgedEndpointsAreNotImported(t *testing.T) {
 	want.clusters = []string{"a", "evil"}
 	want.endpoints = []string{"10.66.0.1:", "10.97.0.1:8080"}
 	w.b.wants("hello", want)
+	conformance.Holds(t, "L71")
 }
 
 func TestServiceComesAndGoesUnderItsExport(t *testing.T) {
@@ -151,6 +153,7 @@ func TestServiceComesAndGoesUnderItsExport(t *testing.T) {
 	w.a.condition("hello", "Valid", metav1.ConditionFalse, "NoService")
 	w.b.wantsNone("hello")
 	w.brokerEmpty()
+	conformance.Holds(t, "N8")
 }
 
 func TestExternalNameIsNotExported(t *testing.T) {
@@ -162,6 +165,7 @@ func TestExternalNameIsNotExported(t *testing.T) {
 	w.a.condition("hello", "Valid", metav1.ConditionFalse, "InvalidServiceType")
 	w.quiet()
 	w.brokerEmpty()
+	conformance.Holds(t, "N7")
 }
 
 func TestNodePortAndLoadBalancerAreExported(t *testing.T) {
@@ -172,6 +176,7 @@ func TestNodePortAndLoadBalancerAreExported(t *testing.T) {
 		w.a.export(name)
 		w.b.wants(name, helloOfA)
 	}
+	conformance.Holds(t, "N5")
 }
 
 func TestHeadlessHasNoVIP(t *testing.T) {
@@ -190,6 +195,7 @@ func TestHeadlessHasNoVIP(t *testing.T) {
 			t.Errorf("the broker holds %v for a headless service", ips)
 		}
 	}
+	conformance.Holds(t, "N6")
 }
 
 func TestDualStackHasTwoVIPs(t *testing.T) {
@@ -210,6 +216,7 @@ func TestDualStackHasTwoVIPs(t *testing.T) {
 			t.Errorf("VIP %d is %s", i, ip)
 		}
 	}
+	conformance.Holds(t, "N19", "L36")
 }
 
 func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
@@ -226,6 +233,7 @@ func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
 		m.wants("hello", both)
 		m.condition("hello", "Conflict", metav1.ConditionFalse, "NoConflicts")
 	}
+	conformance.Holds(t, "N4", "N15", "L16")
 
 	// The VIP outlives the member that allocated it, and goes with the last export.
 	w.a.unexport("hello")
@@ -236,10 +244,12 @@ func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
 			t.Errorf("VIP in %s: %v, before %v", m.id, have, vip)
 		}
 	}
+	conformance.Holds(t, "L31")
 	w.b.unexport("hello")
 	w.a.wantsNone("hello")
 	w.b.wantsNone("hello")
 	w.brokerEmpty()
+	conformance.Holds(t, "N12")
 }
 
 func TestPortConflict(t *testing.T) {
@@ -266,6 +276,7 @@ func TestPortConflict(t *testing.T) {
 	if messages[0] != messages[1] {
 		t.Errorf("a says %q, b says %q", messages[0], messages[1])
 	}
+	conformance.Holds(t, "N28", "N29", "L18")
 
 	w.a.unexport("hello")
 	w.b.condition("hello", "Conflict", metav1.ConditionFalse, "NoConflicts")
@@ -350,6 +361,7 @@ func TestExportedLabelsAndPolicies(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"note": "x"}, si.Annotations); diff != "" {
 		t.Errorf("annotations (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "N9")
 	if si.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || *si.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != 10 ||
 		*si.Spec.InternalTrafficPolicy != corev1.ServiceInternalTrafficPolicyCluster || *si.Spec.TrafficDistribution != distribution {
 		t.Errorf("spec %+v", si.Spec)
@@ -377,6 +389,7 @@ func TestNamespaceCreatedLater(t *testing.T) {
 		}
 		return nil
 	})
+	conformance.Holds(t, "N11", "L13")
 	w.noError(w.a.Delete(t.Context(), export))
 	w.eventually(func() error {
 		if si, _ := w.b.importedIn(late, "hello"); si != nil {
@@ -434,6 +447,7 @@ func TestIDsOfTwoLabels(t *testing.T) {
 	want.clusters = []string{"a.example", "b.example"}
 	want.endpoints = []string{"10.97.0.1:8080", "10.98.0.1:8080"}
 	w.b.wants("hello", want)
+	conformance.Holds(t, "K3")
 	w.a.unexport("hello")
 	w.b.unexport("hello")
 	w.brokerEmpty()
@@ -472,6 +486,7 @@ func TestNamesThatLookAlikeStayApart(t *testing.T) {
 		return nil
 	})
 	w.b.wants(long, helloOfA)
+	conformance.Holds(t, "L10")
 }
 
 func TestSystemNamespacesAreNotShared(t *testing.T) {
@@ -493,6 +508,7 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 	})
 	w.quiet()
 	w.brokerEmpty()
+	conformance.Holds(t, "N10")
 
 	// A hostile member that publishes one is not believed.
 	record := mcs.ExportRecord(hostile("kube-system"))
@@ -504,6 +520,7 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 	if si, _ := w.b.importedIn("kube-system", "hello"); si != nil {
 		t.Errorf("imported into kube-system: %v", si)
 	}
+	conformance.Holds(t, "L70")
 }
 
 // heldOnBroker returns the addresses on every aggregate of the broker, by name.
@@ -578,6 +595,7 @@ func TestConcurrentFirstExport(t *testing.T) {
 			m.condition(fmt.Sprintf("%s-full-%d", m.id, i), "Ready", metav1.ConditionTrue, "Exported")
 		}
 	}
+	conformance.Holds(t, "L34")
 }
 
 func TestExhaustedPoolHeals(t *testing.T) {
@@ -600,6 +618,7 @@ func TestExhaustedPoolHeals(t *testing.T) {
 	w.a.unexport("hello-0")
 	w.a.condition("hello-2", "Ready", metav1.ConditionTrue, "Exported")
 	w.b.wants("hello-2", helloOfA)
+	conformance.Holds(t, "L28")
 }
 
 func TestDeletedAggregateComesBackWithItsVIP(t *testing.T) {
@@ -659,6 +678,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	if writes := w.changesWithin(4 * settle); len(writes) > 0 {
 		t.Errorf("after the restart: %v", writes)
 	}
+	conformance.Holds(t, "L45")
 
 	// And what the pool gave before the restart is not given again.
 	vips := map[string]string{}
@@ -670,6 +690,7 @@ func TestRestartWritesNothing(t *testing.T) {
 			vips[ip] = name
 		}
 	}
+	conformance.Holds(t, "L32")
 }
 
 func TestUnexportWhileDown(t *testing.T) {
@@ -736,6 +757,7 @@ func TestBrokerAway(t *testing.T) {
 	w.b.wants("hello", both)
 	w.b.wants("later", helloOfA)
 	w.a.condition("later", "Ready", metav1.ConditionTrue, "Exported")
+	conformance.Holds(t, "L50")
 }
 
 func TestForeignEditsAreReverted(t *testing.T) {
@@ -784,6 +806,7 @@ func TestForeignEditsAreReverted(t *testing.T) {
 	w.b.wants("hello", helloOfA)
 	w.noError(w.broker.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(w.brokerNS)))
 	w.b.wants("hello", helloOfA)
+	conformance.Holds(t, "N13")
 }
 
 func TestQuietWorldWritesNothing(t *testing.T) {

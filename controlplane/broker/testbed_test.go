@@ -211,7 +211,7 @@ func (w *testbed) newMember(id string, config, broker *rest.Config, n int32, edi
 func (m *member) grant() {
 	t := m.testbed.t
 	t.Helper()
-	text, err := os.ReadFile("rbac/role.yaml")
+	text, err := os.ReadFile("../rbac/role.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

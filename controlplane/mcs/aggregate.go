@@ -12,8 +12,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Aggregate returns a as an object of the broker, without a namespace. Ports and the like are not part of
-// it: everybody merges them from the records.
+// Aggregate returns a as an object of the broker, without a namespace. It has no ports and policies, which each member merges
+// from the records.
 func Aggregate(a clusterset.Aggregate) *v1beta1.ServiceImport {
 	p := properties{typ: a.Type, ips: a.IPs}
 	for _, ip := range a.IPs {
@@ -42,7 +42,7 @@ func Aggregate(a clusterset.Aggregate) *v1beta1.ServiceImport {
 func ParseAggregate(si *v1beta1.ServiceImport) (clusterset.Aggregate, error) {
 	name, ok := ServiceOf(si)
 	if !ok || si.Name != AggregateName(name) {
-		return clusterset.Aggregate{}, fmt.Errorf("aggregate %s: labels say that it is about service %s", si.Name, name)
+		return clusterset.Aggregate{}, fmt.Errorf("aggregate %s: the labels name service %s", si.Name, name)
 	}
 	p, err := parseSpec("spec", &si.Spec)
 	errs := []error{err}

@@ -11,24 +11,24 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Reasons that the MCS API has no constant for.
+// Reasons without a constant in the MCS API.
 const (
-	// ReasonClusterSetIPEnablementConflict is a reason of the condition Conflict, named as Submariner
-	// Lighthouse names it.
+	// ReasonClusterSetIPEnablementConflict is a reason of the condition Conflict, as in Submariner Lighthouse.
 	ReasonClusterSetIPEnablementConflict v1beta1.ServiceExportConditionReason = "ClusterSetIPEnablementConflict"
 	// ReasonRestrictedNamespace is a reason of the condition Valid.
 	ReasonRestrictedNamespace v1beta1.ServiceExportConditionReason = "RestrictedNamespace"
-	// ReasonEndpointsRefused is a reason of the condition Ready, when it is True all the same: the Service is
-	// exported without some of its endpoints.
+	// ReasonEndpointsRefused is a reason of the condition Ready with status True: the Service is exported without some of its
+	// endpoints.
 	ReasonEndpointsRefused v1beta1.ServiceExportConditionReason = "EndpointsRefused"
-	// ReasonNamesTooLong is another one, likewise: the Service is exported, and something of it has no name in DNS.
+	// ReasonNamesTooLong is a reason of the condition Ready with status True: the Service is exported, but some of its DNS
+	// names would be too long.
 	ReasonNamesTooLong v1beta1.ServiceExportConditionReason = "NamesTooLong"
-	// ReasonExcluded is a reason of the condition Ready, when it is False: the type of the Service is not that
-	// of the import, and such exporters are left out.
+	// ReasonExcluded is a reason of the condition Ready with status False: the type of the Service differs from that of the
+	// import, and the policy excludes such exporters.
 	ReasonExcluded v1beta1.ServiceExportConditionReason = "TypeExcluded"
 )
 
-// conflictReasons are the reasons by which the MCS API names what exports disagree in.
+// conflictReasons maps conflicts to the reasons of the MCS API.
 var conflictReasons = map[clusterset.ConflictField]v1beta1.ServiceExportConditionReason{
 	clusterset.ConflictPorts:                 v1beta1.ServiceExportReasonPortConflict,
 	clusterset.ConflictType:                  v1beta1.ServiceExportReasonTypeConflict,
@@ -42,22 +42,21 @@ var conflictReasons = map[clusterset.ConflictField]v1beta1.ServiceExportConditio
 	clusterset.ConflictClusterSetIP:          ReasonClusterSetIPEnablementConflict,
 }
 
-// The conditions below carry no time; whoever writes them sets it when they change. The same situation
-// always gives the same message, so nothing flaps.
+// The conditions below have no time; their writer sets it when they change. Equal situations give equal messages, so
+// conditions do not flap.
 
-// Valid is the condition of a ServiceExport whose Service can be exported.
+// Valid returns the condition Valid of a ServiceExport whose Service can be exported.
 func Valid() metav1.Condition {
 	return exportCondition(v1beta1.ServiceExportConditionValid, metav1.ConditionTrue,
 		v1beta1.ServiceExportReasonValid, "the service can be exported")
 }
 
-// Invalid is the condition of one whose Service cannot.
+// Invalid returns the condition Valid of a ServiceExport whose Service cannot be exported.
 func Invalid(err *InvalidError) metav1.Condition {
 	return exportCondition(v1beta1.ServiceExportConditionValid, metav1.ConditionFalse, err.Reason, err.Message)
 }
 
-// Exported is the condition Ready of a ServiceExport that the other members see, with its ClusterSetIP
-// unless it is headless.
+// Exported returns the condition Ready of an exported Service, with its ClusterSetIPs; none if it is headless.
 func Exported(ips []netip.Addr) metav1.Condition {
 	message := "exported to the clusterset"
 	if len(ips) > 0 {
@@ -67,16 +66,16 @@ func Exported(ips []netip.Addr) metav1.Condition {
 		v1beta1.ServiceExportReasonExported, message)
 }
 
-// few is how many of what a message is about it names.
+// few is how many items a message names.
 const few = 3
 
-// ExportedWithout is Exported for a Service of which something is missing in the ClusterSet: refused holds one error
-// for each endpoint that nobody there may believe, unnamed what has no name in DNS (see [Unnamed]).
+// ExportedWithout is Exported for a Service with omissions: refused has one error for each endpoint that other members would
+// ignore, unnamed is the result of [Unnamed].
 func ExportedWithout(ips []netip.Addr, refused []error, unnamed []string) metav1.Condition {
 	c := Exported(ips)
 	if len(unnamed) > 0 {
 		c.Reason = string(ReasonNamesTooLong)
-		c.Message = fmt.Sprintf("%s, without names in DNS of %d things: %s; shorten what they are made of",
+		c.Message = fmt.Sprintf("%s, without %d DNS names that are too long: %s; shorten the parts of these names",
 			c.Message, len(unnamed), strings.Join(unnamed[:min(few, len(unnamed))], ", "))
 	}
 	if len(refused) > 0 {
@@ -85,19 +84,18 @@ func ExportedWithout(ips []netip.Addr, refused []error, unnamed []string) metav1
 			examples = append(examples, err.Error())
 		}
 		c.Reason = string(ReasonEndpointsRefused)
-		c.Message = fmt.Sprintf("%s, without %d endpoints that other clusters would not believe: %s; register their addresses by isthmusctl member set",
+		c.Message = fmt.Sprintf("%s, without %d endpoints that other clusters would ignore: %s; register their addresses with isthmusctl member set",
 			c.Message, len(refused), strings.Join(examples, ", "))
 	}
 	return c
 }
 
-// NotReady is the condition Ready of a ServiceExport that is Pending (it will be exported by itself) or
-// Failed (somebody has to act).
+// NotReady returns the condition Ready of a ServiceExport that is Pending (it needs no action) or Failed (it needs one).
 func NotReady(reason v1beta1.ServiceExportConditionReason, message string) metav1.Condition {
 	return exportCondition(v1beta1.ServiceExportConditionReady, metav1.ConditionFalse, reason, message)
 }
 
-// Conflicts is the condition Conflict: True with one reason and one line a conflict, or False.
+// Conflicts returns the condition Conflict: True with one reason and one line per conflict, or False.
 func Conflicts(conflicts []clusterset.Conflict) metav1.Condition {
 	if len(conflicts) == 0 {
 		return exportCondition(v1beta1.ServiceExportConditionConflict, metav1.ConditionFalse,

@@ -17,13 +17,12 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// seed makes digests of this process comparable with one another, and with no others.
+// seed is per process: digests of different processes are not comparable.
 var seed = maphash.MakeSeed()
 
 var yes, no = true, false
 
-// Trim strips a slice that comes into a cache of what nobody reads, and makes many slices share what is
-// equal in them.
+// Trim removes the unread fields of a slice before it enters a cache, and shares equal strings between slices.
 func Trim(es *discoveryv1.EndpointSlice) {
 	es.ManagedFields = nil
 	es.GenerateName = ""
@@ -54,11 +53,11 @@ func sharedBool(b *bool) *bool {
 	}
 }
 
-// Digest is what a long text comes to: equal texts have equal digests, within one process.
+// Digest is a hash: equal objects have equal digests within one process.
 type Digest uint64
 
-// SliceDigest returns the digest of all that this package writes into a slice: type, labels, owners, endpoints
-// and ports. When it changed is not part of it, nor what the API server adds.
+// SliceDigest returns the digest of the fields that this package writes into a slice: type, labels, owners, endpoints and
+// ports. It ignores ChangedAt, and fields that the API server adds.
 func SliceDigest(es *discoveryv1.EndpointSlice) Digest {
 	var w digester
 	w.h.SetSeed(seed)
@@ -76,7 +75,7 @@ func SliceDigest(es *discoveryv1.EndpointSlice) Digest {
 	return Digest(w.h.Sum64())
 }
 
-// ImportDigest returns the digest of all that this package writes into a ServiceImport beside its status.
+// ImportDigest returns the digest of the fields that this package writes into a ServiceImport, without the status.
 func ImportDigest(si *v1beta1.ServiceImport) Digest {
 	var w digester
 	w.h.SetSeed(seed)
@@ -86,7 +85,7 @@ func ImportDigest(si *v1beta1.ServiceImport) Digest {
 	return Digest(w.h.Sum64())
 }
 
-// RecordDigest returns the digest of all that this package writes into a record.
+// RecordDigest returns the digest of the fields that this package writes into a record.
 func RecordDigest(r *v1alpha1.ExportRecord) Digest {
 	var w digester
 	w.h.SetSeed(seed)
@@ -98,7 +97,7 @@ func RecordDigest(r *v1alpha1.ExportRecord) Digest {
 	return Digest(w.h.Sum64())
 }
 
-// normalSpec returns spec with no difference between no ports and an empty list of them.
+// normalSpec returns spec with nil instead of an empty list of ports.
 func normalSpec(spec v1beta1.ServiceImportSpec) v1beta1.ServiceImportSpec {
 	if len(spec.Ports) == 0 {
 		spec.Ports = nil
@@ -114,7 +113,7 @@ func formatJSON(v any) string {
 	return string(text)
 }
 
-// formatPorts returns text that is the same for ports that mean the same.
+// formatPorts returns equal texts for equivalent ports.
 func formatPorts(ports []discoveryv1.EndpointPort) string {
 	normal := make([]discoveryv1.EndpointPort, 0, len(ports))
 	for _, p := range ports {
@@ -125,7 +124,7 @@ func formatPorts(ports []discoveryv1.EndpointPort) string {
 	return formatJSON(normal)
 }
 
-// digester writes things into a hash so that different things are different bytes.
+// digester writes values into a hash so that different values give different bytes.
 type digester struct{ h maphash.Hash }
 
 func (w *digester) mark() { _ = w.h.WriteByte('\n') }

@@ -1,13 +1,13 @@
-// Package mcs translates between the domain (controlplane/clusterset) and the Kubernetes objects that
-// carry it: ServiceExport, ServiceImport and EndpointSlice of users and of the MCS API, ExportRecord of
-// our own. Pure functions: no client, no context, no clock, no log. No function changes its arguments,
-// and no result shares memory with them unless its comment says so.
+// Package mcs translates between the domain (controlplane/clusterset) and Kubernetes objects: the ServiceExport,
+// ServiceImport and EndpointSlice of users and of the MCS API, and Isthmus' own ExportRecord. Its functions are pure: no
+// client, no context, no clock, no log. They do not change their arguments, and their results share no memory with them
+// unless a comment says so.
 //
-// The road of an exported Service, with the function of each step:
+// An exported Service travels through these functions:
 //
-//	ServiceExport, Service    -> Export          what this member says
-//	Export                    -> ExportRecord    ... as an object of the broker; ParseRecord reads it back
+//	ServiceExport, Service    -> Export          the member's export
+//	Export                    -> ExportRecord    ... as an object of the broker; ParseRecord is the inverse
 //	EndpointSlice of a member -> BrokerSlice     its endpoints, as an object of the broker
-//	Import (merged)           -> ServiceImport   what every member sees; Import reads it back
-//	BrokerSlice               -> ImportedSlice   ... with its endpoints; Slice reads it back
+//	Import (merged)           -> ServiceImport   the import in every member; Import is the inverse
+//	BrokerSlice               -> ImportedSlice   ... with its endpoints; Slice parses it
 package mcs

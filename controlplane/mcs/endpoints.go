@@ -16,9 +16,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// BrokerSlice returns a member's EndpointSlice as an object of the broker, without a namespace. Addresses,
-// conditions, hostname, node, zone and hints are kept, and of a headless Service the names of pods that have no
-// hostname, for DNS; other references to objects of the member are not.
+// BrokerSlice returns a member's EndpointSlice as an object of the broker, without a namespace. It keeps addresses,
+// conditions, hostname, node, zone and hints. For the DNS of a headless Service it keeps the names of pods without a
+// hostname; it drops other references to objects of the member.
 func BrokerSlice(source *discoveryv1.EndpointSlice, cluster clusterset.ClusterID) *discoveryv1.EndpointSlice {
 	name := clusterset.ServiceName{Namespace: source.Namespace, Name: source.Labels[discoveryv1.LabelServiceName]}
 	return &discoveryv1.EndpointSlice{
@@ -32,9 +32,9 @@ func BrokerSlice(source *discoveryv1.EndpointSlice, cluster clusterset.ClusterID
 	}
 }
 
-// ServiceSlices returns slices of the broker, without a namespace, whose one endpoint is an address of svc
-// itself, one a family: what other clusters use that cannot reach pods. ready says whether any pod stands
-// behind it; without one the slices are empty.
+// ServiceSlices returns slices of the broker, without a namespace, whose only endpoint is an address of svc itself, one slice
+// per family. They serve clusters that cannot reach pods. ready tells whether svc has a ready pod; if not, the slices are
+// empty.
 func ServiceSlices(svc *corev1.Service, ready bool, cluster clusterset.ClusterID) []*discoveryv1.EndpointSlice {
 	name := clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}
 	var ports []discoveryv1.EndpointPort
@@ -71,10 +71,10 @@ func ServiceSlices(svc *corev1.Service, ready bool, cluster clusterset.ClusterID
 	return all
 }
 
-// serviceSource stands for the name of the source of a slice that has none: no EndpointSlice can be called so.
+// serviceSource is the source name of a slice without a source. No EndpointSlice can have this name.
 const serviceSource = "<service>"
 
-// AnyReady reports whether any endpoint of slices takes new traffic.
+// AnyReady reports whether any endpoint of slices is ready.
 func AnyReady(slices []discoveryv1.EndpointSlice) bool {
 	for i := range slices {
 		for _, e := range slices[i].Endpoints {
@@ -86,8 +86,7 @@ func AnyReady(slices []discoveryv1.EndpointSlice) bool {
 	return false
 }
 
-// Vet removes from es every endpoint with an address for which check returns an error, and returns what
-// check said.
+// Vet removes from es every endpoint with an address for which check returns an error, and returns those errors.
 func Vet(es *discoveryv1.EndpointSlice, check func(netip.Addr) error) []error {
 	var refused []error
 	es.Endpoints = slices.DeleteFunc(es.Endpoints, func(e discoveryv1.Endpoint) bool {
@@ -110,8 +109,7 @@ func Vet(es *discoveryv1.EndpointSlice, check func(netip.Addr) error) []error {
 	return refused
 }
 
-// ChangedAt returns when the change that obj carries began, on the clock of the member it came from, and
-// whether it says so.
+// ChangedAt returns the beginning of the change that obj carries, on the clock of its member, and whether it is known.
 func ChangedAt(obj metav1.Object) (time.Time, bool) {
 	ns, err := strconv.ParseInt(obj.GetAnnotations()[v1alpha1.AnnotationChangedAt], 10, 64)
 	if err != nil {
@@ -120,7 +118,7 @@ func ChangedAt(obj metav1.Object) (time.Time, bool) {
 	return time.Unix(0, ns), true
 }
 
-// SetChangedAt makes obj say when the change that it carries began.
+// SetChangedAt records the beginning of the change that obj carries.
 func SetChangedAt(obj metav1.Object, t time.Time) {
 	annotations := obj.GetAnnotations()
 	if annotations == nil {
@@ -130,11 +128,10 @@ func SetChangedAt(obj metav1.Object, t time.Time) {
 	obj.SetAnnotations(annotations)
 }
 
-// ImportedSlice returns a slice of the broker as every member sees it, in imp's namespace and without an
-// owner. from is what the slice's member exports: only ports of imp that it really exposes are kept
-// (KEP-1645, "Service Port": no traffic for a port to a Service that does not expose it). It never carries
-// the label kubernetes.io/service-name, by which remote pods would leak into the member's own Service; other
-// labels of the Service it does.
+// ImportedSlice returns the imported form of a slice of the broker, in imp's namespace and without an owner. from is the
+// export of the slice's member: the slice keeps only ports of imp that the member exposes (KEP-1645, "Service Port": no
+// traffic for a port to a Service that does not expose it). It has the labels of the Service, but never
+// kubernetes.io/service-name, which would add remote pods to the cluster's own Service.
 func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, from clusterset.Export) *discoveryv1.EndpointSlice {
 	es := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -160,7 +157,7 @@ func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, fro
 	return es
 }
 
-// exposed reports whether the endpoint port stands behind a port of imp that from exposes too.
+// exposed reports whether the endpoint port belongs to a port of imp that from exposes too.
 func exposed(p discoveryv1.EndpointPort, imp clusterset.Import, from clusterset.Export) bool {
 	protocol, err := parseProtocol(deref(p.Protocol))
 	if err != nil {
@@ -171,8 +168,8 @@ func exposed(p discoveryv1.EndpointPort, imp clusterset.Import, from clusterset.
 	})
 }
 
-// portable returns copies of endpoints without addresses that can never be a backend, and without what
-// means something only inside their own cluster. named keeps the names of pods that have no hostname.
+// portable returns copies of endpoints without addresses that can never be a backend, and without references that are valid
+// only in their own cluster. named keeps the names of pods without a hostname.
 func portable(endpoints []discoveryv1.Endpoint, named bool) []discoveryv1.Endpoint {
 	kept := make([]discoveryv1.Endpoint, 0, len(endpoints)) // never nil: the API requires the field
 	for i := range endpoints {
@@ -196,7 +193,7 @@ func portable(endpoints []discoveryv1.Endpoint, named bool) []discoveryv1.Endpoi
 
 const kindPod = "Pod"
 
-// podOf returns the name of an endpoint's pod, "" when it is none or has a hostname, which then is its name.
+// podOf returns the name of an endpoint's pod, "" if it is not a pod or has a hostname, which takes precedence.
 func podOf(e *discoveryv1.Endpoint) string {
 	if e.TargetRef == nil || e.TargetRef.Kind != kindPod || deref(e.Hostname) != "" {
 		return ""
@@ -209,8 +206,8 @@ func hasLabel(o metav1.Object, label string) bool {
 	return has
 }
 
-// withManagedBy adds the label that tells everybody, the member's own EndpointSlice controllers among
-// them, whose slice it is.
+// withManagedBy adds the label that marks a slice as Isthmus', so that the cluster's own EndpointSlice controllers ignore
+// it.
 func withManagedBy(labels map[string]string) map[string]string {
 	labels[discoveryv1.LabelManagedBy] = v1alpha1.ManagedBy
 	return labels

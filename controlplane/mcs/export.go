@@ -15,8 +15,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// InvalidError says why a Service cannot be exported, in the words of the condition Valid. It is the
-// user's to mend; trying again does not help.
+// InvalidError is the reason why a Service cannot be exported, for the condition Valid. The user must correct it; a retry
+// does not help.
 type InvalidError struct {
 	Reason  v1beta1.ServiceExportConditionReason
 	Message string
@@ -25,16 +25,15 @@ type InvalidError struct {
 // Error returns the reason and the message.
 func (e *InvalidError) Error() string { return string(e.Reason) + ": " + e.Message }
 
-// Export returns what cluster says about a Service that svcExport exports. svc is nil when there is none.
-// The error is an *InvalidError when the Service is missing or has no endpoints of its own.
-// Exported labels and annotations are those of the ServiceExport's spec, never of its metadata; those of the
-// Service are kept apart.
+// Export returns cluster's export of a Service. svc is nil if it does not exist. The error is an *InvalidError if the Service
+// is missing or cannot have endpoints. Exported labels and annotations are those of the ServiceExport's spec, not of its
+// metadata; those of the Service are separate.
 func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clusterset.ClusterID) (clusterset.Export, error) {
 	name := clusterset.ServiceName{Namespace: svcExport.Namespace, Name: svcExport.Name}
 	if svc == nil {
 		return clusterset.Export{}, &InvalidError{
 			v1beta1.ServiceExportReasonNoService,
-			fmt.Sprintf("there is no service %s in namespace %s; create it, or delete this export", name.Name, name.Namespace),
+			fmt.Sprintf("namespace %[2]s has no service %[1]s; create it, or delete this export", name.Name, name.Namespace),
 		}
 	}
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
@@ -79,8 +78,8 @@ func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clust
 	return e, nil
 }
 
-// WantsIP returns whether a ServiceExport of a Service asks for a ClusterSetIP: by its annotation, or else by
-// the cluster's default. A headless Service does not ask.
+// WantsIP returns whether a ServiceExport requests a ClusterSetIP, by its annotation or else by the cluster's default. It is
+// Unknown for a headless Service.
 func WantsIP(svcExport *v1beta1.ServiceExport, t clusterset.ServiceType, enabled bool) clusterset.Choice {
 	if t != clusterset.ClusterSetIP {
 		return clusterset.Unknown
@@ -91,7 +90,7 @@ func WantsIP(svcExport *v1beta1.ServiceExport, t clusterset.ServiceType, enabled
 	return clusterset.ChoiceOf(enabled)
 }
 
-// ExportRecord returns e as an object of the broker, without a namespace. Times are kept to the second.
+// ExportRecord returns e as an object of the broker, without a namespace. It truncates times to seconds.
 func ExportRecord(e clusterset.Export) *v1alpha1.ExportRecord {
 	return &v1alpha1.ExportRecord{
 		ObjectMeta: metav1.ObjectMeta{
@@ -132,8 +131,8 @@ func parseChoice(enabled *bool) clusterset.Choice {
 	return clusterset.ChoiceOf(*enabled)
 }
 
-// ParseRecord is the inverse of ExportRecord. The error names the object and the field. A record whose
-// name is not the one its fields give, or whose owner is not the member it speaks for, is refused.
+// ParseRecord is the inverse of ExportRecord. Its error names the object and the field. It refuses a record whose name does
+// not match its fields, or whose owner is not its exporting member.
 func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
 	fail := func(err error) (clusterset.Export, error) {
 		return clusterset.Export{}, fmt.Errorf("export record %s: %w", r.Name, err)
@@ -153,10 +152,10 @@ func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
 		return fail(fmt.Errorf("spec.clusterID: %w", err))
 	}
 	if want := RecordName(e.Cluster, e.Service); r.Name != want {
-		return fail(fmt.Errorf("spec says that its name is %s", want))
+		return fail(fmt.Errorf("its name must be %s according to its spec", want))
 	}
 	if name, _ := ServiceOf(r); name != e.Service || OwnerOf(r) != e.Cluster {
-		return fail(fmt.Errorf("labels say service %s of %q, spec says %s of %q", name, OwnerOf(r), e.Service, e.Cluster))
+		return fail(fmt.Errorf("the labels name service %s of %q, the spec %s of %q", name, OwnerOf(r), e.Service, e.Cluster))
 	}
 	p, err := parseSpec("spec.import", &r.Spec.Import)
 	if err != nil {
@@ -171,8 +170,8 @@ func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
 	return e, nil
 }
 
-// portableLabels returns a copy of labels without those of Kubernetes and our own, which would mean something in
-// another cluster that they do not mean in this one. It is nil when nothing is left.
+// portableLabels returns a copy of labels without those of Kubernetes and Isthmus, which have effects in another cluster. It
+// is nil if it is empty.
 func portableLabels(labels map[string]string) map[string]string {
 	kept := maps.Clone(labels)
 	maps.DeleteFunc(kept, func(key, _ string) bool {
@@ -184,5 +183,5 @@ func portableLabels(labels map[string]string) map[string]string {
 	return nonEmpty(kept)
 }
 
-// nonEmpty returns a copy of m, nil when it is empty: no labels and no label map are the same to Merge.
+// nonEmpty returns a copy of m; nil if it is empty, so that Merge sees no difference between the two.
 func nonEmpty(m map[string]string) map[string]string { return withoutKeys(m) }

@@ -13,8 +13,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// ServiceImport returns the object by which a member sees imp, in imp's own namespace and with its
-// status. Conditions carry no time; whoever writes them sets it when they change.
+// ServiceImport returns imp as an object in imp's namespace, with its status. Conditions have no time; their writer sets it
+// when they change.
 func ServiceImport(imp clusterset.Import) *v1beta1.ServiceImport {
 	si := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{
@@ -42,7 +42,7 @@ func ServiceImport(imp clusterset.Import) *v1beta1.ServiceImport {
 	return si
 }
 
-// importReady is the condition Ready of an import.
+// importReady returns the condition Ready of an import.
 func importReady(imp clusterset.Import) metav1.Condition {
 	c := metav1.Condition{
 		Type:    string(v1beta1.ServiceImportConditionReady),
@@ -53,7 +53,7 @@ func importReady(imp clusterset.Import) metav1.Condition {
 	switch {
 	case imp.Type != clusterset.ClusterSetIP || len(imp.IPs) > 0:
 	case imp.UseIP == clusterset.Disabled:
-		c.Message = "the service can be used by name; it has no ClusterSetIP by choice"
+		c.Message = "the service can be used by name; its exporters declined a ClusterSetIP"
 	default:
 		c.Status = metav1.ConditionFalse
 		c.Reason = string(v1beta1.ServiceImportReasonPending)
@@ -62,9 +62,9 @@ func importReady(imp clusterset.Import) metav1.Condition {
 	return c
 }
 
-// Import reads a ServiceImport, ours or another implementation's. The error joins all faults and names
-// the object and each field. Families left out are those of the IPs; ClientIP affinity without a timeout
-// has the API's default. Labels and annotations that Isthmus itself sets are not part of the result.
+// Import parses a ServiceImport of Isthmus or another implementation. Its error joins all faults and names the object and
+// each field. Missing families are those of the IPs; ClientIP affinity without a timeout has the API's default. The result
+// lacks the labels and annotations that Isthmus itself sets.
 func Import(si *v1beta1.ServiceImport) (clusterset.Import, error) {
 	p, err := parseSpec("spec", &si.Spec)
 	errs := []error{err}
@@ -100,8 +100,8 @@ func Import(si *v1beta1.ServiceImport) (clusterset.Import, error) {
 	return imp, nil
 }
 
-// uniquePorts reports two ports of one name, or of one protocol and number: neither the dataplane nor
-// DNS could tell them apart.
+// uniquePorts returns an error for two ports with the same name, or the same protocol and number: neither the dataplane nor
+// DNS could distinguish them.
 func uniquePorts(at string, ports []clusterset.Port) error {
 	for i, p := range ports {
 		for _, o := range ports[:i] {
@@ -113,7 +113,7 @@ func uniquePorts(at string, ports []clusterset.Port) error {
 	return nil
 }
 
-// withoutKeys returns a copy of m without keys, nil when nothing is left.
+// withoutKeys returns a copy of m without keys; nil if it is empty.
 func withoutKeys(m map[string]string, keys ...string) map[string]string {
 	c := maps.Clone(m)
 	for _, k := range keys {

@@ -10,7 +10,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Member reads a registration. Its error joins all faults and names the object and each field.
+// Member parses a registration. Its error joins all faults and names the object and each field.
 func Member(m *v1alpha1.Member) (clusterset.Member, error) {
 	parsed := clusterset.Member{ID: clusterset.ClusterID(m.Spec.ClusterID), JoinedAt: m.Spec.JoinTime.UTC()}
 	errs := []error{parsed.ID.Validate()}

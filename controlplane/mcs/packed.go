@@ -16,20 +16,20 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Packed is an EndpointSlice of the broker in a small part of its memory. It is immutable.
+// Packed is a compact form of an EndpointSlice of the broker. It is immutable.
 type Packed struct {
 	Name    string
 	Owner   clusterset.ClusterID
 	Service clusterset.ServiceName
-	Digest  Digest // of the slice as it came
+	Digest  Digest // of the original slice
 
 	addresses unique.Handle[string] // the address type
-	changed   int64                 // when, in nanoseconds since 1970; 0 when it does not say
+	changed   int64                 // ChangedAt in nanoseconds since 1970; 0 if unknown
 	ports     unique.Handle[string] // as JSON
 	endpoints []packedEndpoint
 }
 
-// packedEndpoint has its booleans as two bits each: 0 unset, 1 false, 2 true.
+// packedEndpoint encodes booleans as 0 unset, 1 false, 2 true.
 type packedEndpoint struct {
 	address           netip.Addr
 	hostname          string                // or, when isPod, the name of the pod
@@ -41,8 +41,8 @@ type packedEndpoint struct {
 
 const unset = "\x00"
 
-// Pack returns what is in a slice of the broker. Of an endpoint the first address counts, as the API says, and one
-// without a readable one is left out.
+// Pack packs a slice of the broker. It keeps the first address of each endpoint, the only one that the API defines, and
+// drops endpoints without a valid one.
 func Pack(es *discoveryv1.EndpointSlice) *Packed {
 	name, _ := ServiceOf(es)
 	p := &Packed{
@@ -78,13 +78,13 @@ func Pack(es *discoveryv1.EndpointSlice) *Packed {
 	return p
 }
 
-// Empty reports whether it has no endpoints.
+// Empty reports whether the slice has no endpoints.
 func (p *Packed) Empty() bool { return len(p.endpoints) == 0 }
 
-// ChangedAt returns when the change that the slice carried began, on its member's clock, and whether it said so.
+// ChangedAt returns the beginning of the slice's change, on its member's clock, and whether it is known.
 func (p *Packed) ChangedAt() (time.Time, bool) { return time.Unix(0, p.changed), p.changed != 0 }
 
-// Unpack returns the slice as an object of the broker, without a namespace. It is the caller's.
+// Unpack returns the slice as an object of the broker, without a namespace. The caller owns it.
 func (p *Packed) Unpack() *discoveryv1.EndpointSlice {
 	es := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: p.Name, Labels: withManagedBy(ownerLabels(p.Owner, p.Service))},
@@ -114,7 +114,7 @@ func (p *Packed) Unpack() *discoveryv1.EndpointSlice {
 	return es
 }
 
-// TCP returns where the first ready endpoint accepts TCP, and whether there is one.
+// TCP returns the TCP address of the first ready endpoint, and whether there is one.
 func (p *Packed) TCP() (netip.AddrPort, bool) {
 	es := p.Unpack()
 	port := slices.IndexFunc(es.Ports, func(q discoveryv1.EndpointPort) bool { return q.Port != nil && *q.Protocol == "TCP" })
@@ -125,7 +125,7 @@ func (p *Packed) TCP() (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(p.endpoints[i].address, uint16(*es.Ports[port].Port)), true
 }
 
-// Share returns s in memory that all equal texts share.
+// Share returns the shared copy of s.
 func Share(s string) string { return unique.Make(s).Value() }
 
 func handle(s *string) unique.Handle[string] {

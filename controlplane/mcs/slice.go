@@ -14,13 +14,12 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Slice reads an imported EndpointSlice and says which Service it belongs to: the one its label
-// multicluster.kubernetes.io/service-name names, in its own namespace. The error names the object and
-// the field. Conditions left out have the meaning the API gives them: ready unless said otherwise,
-// serving like ready, not terminating.
+// Slice parses an imported EndpointSlice and returns its Service: the one in its namespace that its label
+// multicluster.kubernetes.io/service-name names. The error names the object and the field. Missing conditions have the
+// defaults of the API: ready, serving like ready, not terminating.
 //
-// Addresses that can never be a backend (loopback, link-local and the like) are left out, and so are
-// endpoints that have no other one and ports without a number.
+// It drops addresses that can never be a backend (loopback, link-local and the like), endpoints without another address,
+// and ports without a number.
 func Slice(es *discoveryv1.EndpointSlice) (clusterset.Slice, clusterset.ServiceName, error) {
 	name := clusterset.ServiceName{Namespace: es.Namespace, Name: es.Labels[v1beta1.LabelServiceName]}
 	s := clusterset.Slice{Name: es.Name, Cluster: clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster])}
@@ -39,7 +38,7 @@ func Slice(es *discoveryv1.EndpointSlice) (clusterset.Slice, clusterset.ServiceN
 		errs = append(errs, err)
 	}
 	s.Endpoints = make([]clusterset.Endpoint, 0, len(es.Endpoints))
-	addrs := make([]netip.Addr, 0, len(es.Endpoints)) // of all endpoints: one each, as a rule
+	addrs := make([]netip.Addr, 0, len(es.Endpoints)) // of all endpoints, mostly one each
 	for i := range es.Endpoints {
 		var e clusterset.Endpoint
 		var err error
@@ -89,8 +88,8 @@ func parseEndpointPorts(ports []discoveryv1.EndpointPort) ([]clusterset.Endpoint
 	return parsed, nil
 }
 
-// parseEndpoint returns an endpoint without addresses when none of them can be a backend. Its addresses are
-// at the end of addrs, which grows by them.
+// parseEndpoint parses an endpoint; without addresses if none of them can be a backend. It appends its addresses to addrs,
+// which backs them.
 func parseEndpoint(e *discoveryv1.Endpoint, family clusterset.Family, addrs []netip.Addr) (clusterset.Endpoint, []netip.Addr, error) {
 	from := len(addrs)
 	ready := e.Conditions.Ready == nil || *e.Conditions.Ready
@@ -124,7 +123,7 @@ func parseEndpoint(e *discoveryv1.Endpoint, family clusterset.Family, addrs []ne
 	return parsed, addrs, nil
 }
 
-// deref returns what p points at, or the zero value.
+// deref returns *p, or the zero value if p is nil.
 func deref[T ~string | ~bool](p *T) T {
 	if p == nil {
 		var zero T

@@ -13,8 +13,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// properties is what a ServiceImportSpec says, in the words of the domain. A record (one member's view)
-// and a ServiceImport (all members' view) carry the same fields.
+// properties is the domain form of a ServiceImportSpec, which is part of a record (one member's export) and of a
+// ServiceImport (the merged import).
 type properties struct {
 	typ                   clusterset.ServiceType
 	ips                   []netip.Addr
@@ -25,7 +25,7 @@ type properties struct {
 	trafficDistribution   string
 }
 
-// formatSpec returns p as a spec. Ports are never nil, because the definition of the kind requires them.
+// formatSpec returns p as a spec. Ports are never nil, because the schema requires them.
 func formatSpec(p properties) v1beta1.ServiceImportSpec {
 	spec := v1beta1.ServiceImportSpec{
 		Type:  v1beta1.ServiceImportType(p.typ.String()),
@@ -57,7 +57,7 @@ func formatSpec(p properties) v1beta1.ServiceImportSpec {
 	return spec
 }
 
-// parseSpec is the inverse of formatSpec. The error joins all faults; each begins with at and the field.
+// parseSpec is the inverse of formatSpec. Its error joins all faults; each begins with at and the field.
 func parseSpec(at string, spec *v1beta1.ServiceImportSpec) (properties, error) {
 	var (
 		p    properties
@@ -110,7 +110,7 @@ func parseType(t v1beta1.ServiceImportType) (clusterset.ServiceType, error) {
 	}
 }
 
-// parseAddrs reads ClusterSetIPs: unicast, at most one a family.
+// parseAddrs parses ClusterSetIPs: unicast, at most one per family.
 func parseAddrs(ips []string) ([]netip.Addr, error) {
 	var addrs []netip.Addr
 	for _, ip := range ips {
@@ -173,7 +173,7 @@ func parsePort(name string, protocol corev1.Protocol, appProtocol *string, numbe
 	return p, nil
 }
 
-// parseProtocol reads a protocol; an empty one is TCP, as everywhere in the Kubernetes API.
+// parseProtocol parses a protocol; an empty one is TCP, as everywhere in the Kubernetes API.
 func parseProtocol(p corev1.Protocol) (clusterset.Protocol, error) {
 	switch p {
 	case corev1.ProtocolTCP, "":
@@ -187,7 +187,7 @@ func parseProtocol(p corev1.Protocol) (clusterset.Protocol, error) {
 	}
 }
 
-// parseAffinity reads session affinity; ClientIP without a timeout has the API's default of 3 hours.
+// parseAffinity parses session affinity; ClientIP without a timeout has the API's default of 3 hours.
 func parseAffinity(affinity corev1.ServiceAffinity, config *corev1.SessionAffinityConfig) (clusterset.SessionAffinity, error) {
 	switch affinity {
 	case corev1.ServiceAffinityNone, "":

@@ -6,15 +6,14 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// member is a slice and the Service it belongs to.
+// member is a slice with its Service.
 type member struct {
 	service clusterset.ServiceName
 	slice   clusterset.Slice
 }
 
-// assemble joins imports and slices to a Snapshot, whatever their order. A slice without an import is
-// left out, for nobody can reach it; an import without slices is a Service without endpoints. The
-// Snapshot shares memory with what it is made of. O(n log n).
+// assemble joins imports and slices, in any order, into a Snapshot. It drops a slice without an import, which no client can
+// reach; an import without slices is a Service without endpoints. The Snapshot shares memory with its inputs. O(n log n).
 func assemble(imports []clusterset.Import, members []member) *clusterset.Snapshot {
 	bySvc := make(map[clusterset.ServiceName][]clusterset.Slice, len(imports))
 	for _, m := range members {

@@ -12,8 +12,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// cached is all that a cache keeps of an object: its translation, made once a change, or why there is
-// none. A node in a large ClusterSet holds many of them, so nothing else of the object survives.
+// cached is the cached form of an object: its translation, made once per change, or the reason why there is none. A node in
+// a large ClusterSet has many of them, so it keeps no other field.
 type cached[T any] struct {
 	namespace, name string
 	version         string // of the resource
@@ -21,7 +21,7 @@ type cached[T any] struct {
 	err             error
 }
 
-// GetObjectMeta tells a cache what it asks of an object.
+// GetObjectMeta returns the metadata that a cache needs.
 func (c *cached[T]) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: c.namespace, Name: c.name, ResourceVersion: c.version}
 }
@@ -45,14 +45,14 @@ func cachedSlice(obj any) (any, error) {
 	return &cached[member]{namespace: o.Namespace, name: o.Name, version: o.ResourceVersion, value: member{service, slice}, err: err}, nil
 }
 
-// importOf translates an import, without its labels: no node reads them, and a map is large.
+// importOf translates an import, without its labels: no node reads them, and maps are large.
 func importOf(o *mcsv1beta1.ServiceImport) (clusterset.Import, error) {
 	imp, err := mcs.Import(o)
 	imp.Labels = nil
 	return imp, err
 }
 
-// passThrough accepts what a transform may meet beside fresh objects.
+// passThrough accepts the values that a transform receives besides new objects.
 func passThrough[T any](obj any) (any, error) {
 	switch obj.(type) {
 	case *cached[T], cache.DeletedFinalStateUnknown:
@@ -62,8 +62,7 @@ func passThrough[T any](obj any) (any, error) {
 	}
 }
 
-// cachedIn returns what an event is about, nil for none; also when all that is known of a deletion is what the
-// object last was.
+// cachedIn returns the cached form in an event, also if the event of a deletion has only the last known state; nil for none.
 func cachedIn[T any](obj any) *cached[T] {
 	if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = last.Obj
@@ -72,7 +71,7 @@ func cachedIn[T any](obj any) *cached[T] {
 	return c
 }
 
-// understood returns the translation, nil when there is none.
+// understood returns the translation; nil without one.
 func (c *cached[T]) understood() *T {
 	if c == nil || c.err != nil {
 		return nil

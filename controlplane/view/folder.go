@@ -29,17 +29,16 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// lookInterval passes between two looks at a folder. A file counts once it has been the same for two of them,
-// so that one that is just being written is not read half.
+// lookInterval is the time between two scans of a folder. A file is read when two scans in a row found it unchanged, so that
+// a file is not read while it is being written.
 const lookInterval = 250 * time.Millisecond
 
-// NewFolder returns a View of the ServiceImports and EndpointSlices that stand in the files *.yaml, *.yml and
-// *.json of a folder, several to a file if need be, as `kubectl get -o yaml` prints them. It needs no API server.
-// Hidden files are left alone, folders in it too.
+// NewFolder returns a View of the ServiceImports and EndpointSlices in the files *.yaml, *.yml and *.json of a folder, one or
+// more per file, as `kubectl get -o yaml` prints them. It needs no API server. It ignores hidden files and subfolders.
 //
-// A file that cannot be understood keeps what it last said, and Status names it. At the start there is nothing
-// that it said: nothing is handed out before every file has been understood once, for half a world looks like mass
-// deletion. A file that is gone takes its objects with it; a folder that is gone takes nothing.
+// A file that becomes invalid keeps its last valid objects, and Status names it. At the start no sink receives a Snapshot
+// before every file has been valid once, because an incomplete one looks like mass deletion. Deleting a file removes its
+// objects; deleting the folder removes none.
 func NewFolder(cfg Config, path string) (*View, error) {
 	v, err := newView(cfg)
 	if err != nil {
@@ -51,7 +50,7 @@ func NewFolder(cfg Config, path string) (*View, error) {
 	return v, nil
 }
 
-// folder is what is known of a folder.
+// folder is the state of a folder.
 type folder struct {
 	path   string
 	view   *View
@@ -61,27 +60,27 @@ type folder struct {
 	files map[string]*file
 }
 
-// file is what is known of one file.
+// file is the state of one file.
 type file struct {
-	seen    stamp // as it was when we last looked
-	taken   stamp // as it was when it was read
-	read    bool  // it was understood once
+	seen    stamp // at the last scan
+	taken   stamp // when it was read
+	read    bool  // it was valid once
 	objects manifest
 }
 
-// stamp tells two versions of a file apart.
+// stamp identifies a version of a file.
 type stamp struct {
 	modified time.Time
 	size     int64
 }
 
-// manifest is what a file holds.
+// manifest is the content of a file.
 type manifest struct {
 	imports []clusterset.Import
 	members []member
 }
 
-// run looks at the folder until ctx is done.
+// run scans the folder until ctx ends.
 func (f *folder) run(ctx context.Context) {
 	for {
 		if f.look() {
@@ -93,7 +92,7 @@ func (f *folder) run(ctx context.Context) {
 	}
 }
 
-// look reads what has changed and reports whether anything has.
+// look reads the changed files and reports whether there are any.
 func (f *folder) look() bool {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {
@@ -111,7 +110,7 @@ func (f *folder) look() bool {
 			continue
 		}
 		at := filepath.Join(f.path, name)
-		is, err := os.Stat(at) // of what a link leads to
+		is, err := os.Stat(at) // follows links
 		if errors.Is(err, fs.ErrNotExist) || err == nil && is.IsDir() {
 			continue
 		}
@@ -127,7 +126,7 @@ func (f *folder) look() bool {
 			changed = changed || fresh
 			if !fresh && err == nil {
 				complete = complete && known.read
-				continue // nothing new to say about it
+				continue // unchanged
 			}
 		}
 		f.view.noteWatch(at, err)
@@ -137,7 +136,7 @@ func (f *folder) look() bool {
 		if !there[name] {
 			delete(f.files, name)
 			f.view.noteWatch(filepath.Join(f.path, name), nil)
-			f.view.noteWatch(f.beside(name), nil)
+			f.view.noteWatch(f.duplicates(name), nil)
 			changed = true
 		}
 	}
@@ -147,8 +146,8 @@ func (f *folder) look() bool {
 	return changed
 }
 
-// look reads a file when it has changed and is the same as at the last look, and reports whether it says
-// something new. An error leaves it as it was.
+// look reads a file if it has changed and is the same as at the last scan, and reports whether it has new objects. After an
+// error it keeps its objects.
 func (k *file) look(at string, is stamp) (bool, error) {
 	settled := k.seen == is
 	k.seen = is
@@ -158,7 +157,7 @@ func (k *file) look(at string, is stamp) (bool, error) {
 	k.taken = is
 	text, err := os.ReadFile(at)
 	if err != nil {
-		k.taken = stamp{} // to be tried again
+		k.taken = stamp{} // retry
 		return false, err
 	}
 	objects, err := parse(text)
@@ -169,8 +168,8 @@ func (k *file) look(at string, is stamp) (bool, error) {
 	return true, nil
 }
 
-// objects returns what all files hold. Of an object that two of them hold, the first in the order of their
-// names counts, and the other file is named in Status.
+// objects returns the objects of all files. If two files have the same object, that of the first file by name is used, and
+// Status names the other file.
 func (f *folder) objects() ([]clusterset.Import, []member) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -200,15 +199,15 @@ func (f *folder) objects() ([]clusterset.Import, []member) {
 		if err != nil {
 			err = fmt.Errorf("%s: %w", filepath.Join(f.path, name), err)
 		}
-		f.view.noteWatch(f.beside(name), err)
+		f.view.noteWatch(f.duplicates(name), err)
 	}
 	return all.imports, all.members
 }
 
-// beside is what a file is called when it can be understood, but not together with others.
-func (f *folder) beside(name string) string { return filepath.Join(f.path, name) + ", beside others" }
+// duplicates is the key of a file's fault that its objects are in other files, too.
+func (f *folder) duplicates(name string) string { return filepath.Join(f.path, name) + ", duplicates" }
 
-// parse reads the objects of a file. Each error names the document, counted from 1.
+// parse parses the objects of a file. Each error names the document, counted from 1.
 func parse(text []byte) (manifest, error) {
 	var m manifest
 	var faults []error
@@ -227,7 +226,7 @@ func parse(text []byte) (manifest, error) {
 	}
 }
 
-// add reads one document; an empty one holds nothing.
+// add parses one document, which may be empty.
 func (m *manifest) add(doc []byte) error {
 	var is struct {
 		APIVersion string            `json:"apiVersion"`
@@ -276,8 +275,8 @@ func (m *manifest) add(doc []byte) error {
 	}
 }
 
-// decode reads an object that must hold nothing unknown and nothing twice. YAML takes ten times as long as JSON, so
-// it is asked only for what is not plain JSON, and for what is wrong: its word counts.
+// decode parses an object strictly: unknown and duplicate fields are errors. YAML takes ten times as long as JSON, so it is
+// used only for other texts than valid JSON, and then for the error.
 func decode[T any](doc []byte) (*T, error) {
 	plain := new(T)
 	if strict, err := strictjson.UnmarshalStrict(doc, plain); err == nil && len(strict) == 0 {
@@ -290,7 +289,7 @@ func decode[T any](doc []byte) (*T, error) {
 	return o, nil
 }
 
-// comments matches what a document without an object may hold.
+// comments matches the possible content of a document without an object.
 var comments = regexp.MustCompile(`(?m)^\s*#.*$|^---.*$`)
 
 func orDefault(namespace string) string {

@@ -10,9 +10,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// joined is what assemble makes of all imports and slices, kept up to date change by change: a node in a large
-// ClusterSet hears of one endpoint at a time. Its methods may be called from any goroutine; the zero value is
-// not ready, newJoined makes one.
+// joined is an incremental form of assemble: a node in a large ClusterSet receives one changed endpoint at a time. Any
+// goroutine may call its methods. Create it with newJoined.
 type joined struct {
 	mu      sync.Mutex // guards what follows
 	groups  map[clusterset.ServiceName]*group
@@ -20,7 +19,7 @@ type joined struct {
 	last    *clusterset.Snapshot
 }
 
-// group is one Service, imported or not. What slices holds is never changed in place: Snapshots share it.
+// group is one Service, imported or not. Snapshots share slices, so it is never changed in place.
 type group struct {
 	imp    *clusterset.Import
 	slices []clusterset.Slice // by Cluster, then by Name
@@ -30,7 +29,7 @@ func newJoined() *joined {
 	return &joined{groups: map[clusterset.ServiceName]*group{}, changed: map[clusterset.ServiceName]bool{}, last: &clusterset.Snapshot{Services: []clusterset.Service{}}}
 }
 
-// replaceImport puts is in the place of was; each may be nil.
+// replaceImport replaces was by is; each may be nil.
 func (w *joined) replaceImport(was, is *clusterset.Import) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -42,7 +41,7 @@ func (w *joined) replaceImport(was, is *clusterset.Import) {
 	}
 }
 
-// replaceSlice puts is in the place of was; each may be nil. They may belong to different Services.
+// replaceSlice replaces was by is; each may be nil. They may belong to different Services.
 func (w *joined) replaceSlice(was, is *member) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,7 +60,7 @@ func compareSlices(a, b clusterset.Slice) int {
 	return cmp.Or(strings.Compare(string(a.Cluster), string(b.Cluster)), strings.Compare(a.Name, b.Name))
 }
 
-// group returns what is known of a Service, to be changed.
+// group returns the group of a Service for a change.
 func (w *joined) group(name clusterset.ServiceName) *group {
 	w.changed[name] = true
 	g := w.groups[name]
@@ -72,7 +71,7 @@ func (w *joined) group(name clusterset.ServiceName) *group {
 	return g
 }
 
-// snapshot returns the world of now: the last one, when nothing has changed. O(n) copies and O(changes log n).
+// snapshot returns the current Snapshot, which is the last one if nothing has changed. O(n) copies and O(changes log n).
 func (w *joined) snapshot() *clusterset.Snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,9 +1,11 @@
-// Package view turns the ServiceImports and EndpointSlices of one cluster, or of a folder of manifests, into the world as a node needs
-// to know it: a [clusterset.Snapshot], handed to each [Sink] whenever something changed.
+// Package view turns the ServiceImports and EndpointSlices of one cluster, or of a folder of manifests, into a
+// [clusterset.Snapshot], and passes it to each [Sink] after every change.
 //
-// Objects are translated and cut down as they enter the caches, once a change. Nothing is handed out
-// before all caches have synced, for half a world looks like mass deletion. When the API server goes
-// away the last world stays, and with it whatever the sinks made of it.
+// For example, an agent's dataplane and its name server are two sinks: when a pod of an imported Service starts, each
+// receives one Snapshot with the new endpoint.
+//
+// Each change translates and trims an object once, as it enters its cache. No sink receives a Snapshot before all caches
+// have synced, because an incomplete one looks like mass deletion. While the API server is away, the last Snapshot stays.
 package view
 
 import (
@@ -29,31 +31,31 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
-// Sink takes the whole world. Sync may be called with a Snapshot it has seen, and must then be cheap;
-// it may keep the Snapshot and must not change it. An error makes the view call again, later. Calls do
-// not overlap.
+// Sink receives Snapshots. Sync may be called with a Snapshot that it has seen, and must then be cheap. It may keep the
+// Snapshot and must not change it. After an error the view calls again, later. Calls do not overlap.
 type Sink interface {
 	Sync(ctx context.Context, s *clusterset.Snapshot) error
 }
 
-// Config says who gets the world and how often. The zero value of a duration means its default.
+// Config configures a View. The zero value of a duration means its default.
 type Config struct {
-	// Sinks take the world, each at its own pace: one that fails or hangs does not hold up the others.
-	// The key names the sink in logs and in Status.
+	// Sinks receive Snapshots, each at its own pace: one that fails or hangs does not delay the others. The key names the
+	// sink in logs and in Status.
 	Sinks map[string]Sink
-	// MinInterval passes at least between two Syncs of one sink. Default 50 ms: a burst of changes
-	// becomes one Sync, and a single change waits for nothing.
+	// MinInterval is the least time between two Syncs of one sink. Default 50 ms: a burst of changes becomes one Sync, and a
+	// single change has no delay.
 	MinInterval time.Duration
-	// MaxInterval passes at most between two Syncs of one sink, even in silence. Default 1 min.
+	// MaxInterval is the most time between two Syncs of one sink, even without changes. Default 1 min.
 	MaxInterval time.Duration
-	// RetryInterval passes after the first failed Sync; it doubles up to MaxInterval. Default 200 ms.
+	// RetryInterval is the delay after the first failed Sync; it doubles up to MaxInterval. Default 200 ms.
 	RetryInterval time.Duration
 	Log           *slog.Logger
 }
 
-// Validate reports all faults of c at once.
+// Validate reports every fault of c.
 func (c Config) Validate() error {
 	var faults []error
 	if len(c.Sinks) == 0 {
@@ -85,18 +87,18 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Status is where a View stands.
+// Status is the state of a View.
 type Status struct {
 	Synced   bool      // all caches have been filled once
-	Built    time.Time // when the last Snapshot was made; zero before
+	Built    time.Time // when the last Snapshot was built; zero before the first
 	Services int       // in the last Snapshot
-	WatchErr error     // why objects cannot be read now, or nil
+	WatchErr error     // the current fault of reading objects, or nil
 	Sinks    map[string]SinkStatus
 }
 
-// SinkStatus is how one sink fares.
+// SinkStatus is the state of one sink.
 type SinkStatus struct {
-	Synced time.Time // when Sync last succeeded; zero before
+	Synced time.Time // when Sync last succeeded; zero before the first
 	Err    error     // of the last Sync
 }
 
@@ -104,23 +106,22 @@ type SinkStatus struct {
 type View struct {
 	cfg      Config
 	sources  []source
-	read     func() *clusterset.Snapshot // of all there is, once all sources have synced
-	dirty    chan struct{}
-	wake     map[string]chan struct{}
-	mu       sync.Mutex // guards what follows
+	read     func() *clusterset.Snapshot // called once all sources have synced
+	dirty    signal.Signal
+	wake     map[string]signal.Signal // by sink
+	mu       sync.Mutex               // guards what follows
 	snapshot *clusterset.Snapshot
 	status   Status
 	watchErr map[string]error // by kind of object, or by file
 }
 
-// source is where objects come from.
+// source delivers objects.
 type source struct {
 	run       func(ctx context.Context) // until ctx is done
-	hasSynced func() bool               // all that it had at the start has been read
+	hasSynced func() bool               // all objects of the start have been read
 }
 
-// New returns a View that reads through the given clients, in all namespaces. It talks to nobody
-// before Run.
+// New returns a View that reads through the given clients, in all namespaces. It sends no request before Run.
 func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoveryclient.EndpointSlicesGetter) (*View, error) {
 	v, err := newView(cfg)
 	if err != nil {
@@ -169,33 +170,32 @@ func newView(cfg Config) (*View, error) {
 	}
 	v := &View{
 		cfg:      cfg,
-		dirty:    make(chan struct{}, 1),
-		wake:     map[string]chan struct{}{},
+		dirty:    signal.New(),
+		wake:     map[string]signal.Signal{},
 		status:   Status{Sinks: map[string]SinkStatus{}},
 		watchErr: map[string]error{},
 	}
 	for name := range cfg.Sinks {
-		v.wake[name] = make(chan struct{}, 1)
+		v.wake[name] = signal.New()
 		v.status.Sinks[name] = SinkStatus{}
 	}
 	return v, nil
 }
 
-// notAggregate selects the imports of this cluster: where the broker is a member itself, the aggregates of
-// the whole ClusterSet stand beside them.
+// notAggregate selects the imports of this cluster. A cluster that is both broker and member also has the aggregates.
 const notAggregate = "!" + v1alpha1.LabelServiceName
 
-// watchKind adds a kind of object to v. replace hears of each change: what it was and what it is, nil for what
-// was not, is not, or cannot be understood.
+// watchKind adds a kind of object to v. replace receives the old and the new form at each change; nil if the object did not
+// exist, does not exist, or is not valid.
 func watchKind[T any](v *View, kind string, example runtime.Object, transform cache.TransformFunc, replace func(was, is *T), lw cache.ListerWatcher) error {
 	informer := cache.NewSharedIndexInformer(lw, example, 0, nil)
 	changed := func(was, is any) {
 		old, fresh := cachedIn[T](was), cachedIn[T](is)
 		if old != nil && fresh != nil && old.version == fresh.version {
-			return // a new list of what we have
+			return // a new list with the same version
 		}
 		if fresh != nil && fresh.err != nil {
-			v.cfg.Log.Error("skip an object that cannot be understood", "kind", kind,
+			v.cfg.Log.Error("object ignored: it is not valid", "kind", kind,
 				"namespace", fresh.namespace, "name", fresh.name, "err", fresh.err)
 		}
 		replace(old.understood(), fresh.understood())
@@ -208,7 +208,7 @@ func watchKind[T any](v *View, kind string, example runtime.Object, transform ca
 	})
 	err := errors.Join(errHandler, informer.SetTransform(transform),
 		informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-			// A watch that ended or got too old is renewed; that is no failure.
+			// The reflector renews a watch that ended or expired; that is no failure.
 			if !errors.Is(err, io.EOF) && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 				v.noteWatch(kind, err)
 			}
@@ -220,8 +220,8 @@ func watchKind[T any](v *View, kind string, example runtime.Object, transform ca
 	return nil
 }
 
-// Run watches and feeds the sinks until ctx is done; then it returns nil. No goroutine outlives it.
-// An API server that cannot be reached is tried again for ever.
+// Run watches and feeds the sinks until ctx ends; then it returns nil. No goroutine outlives it. It retries without limit
+// while the API server is away.
 func (v *View) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -245,7 +245,7 @@ func (v *View) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-v.dirty:
+		case <-v.dirty.C():
 		}
 		v.build()
 		if !pause(ctx, v.cfg.MinInterval) {
@@ -254,7 +254,7 @@ func (v *View) Run(ctx context.Context) error {
 	}
 }
 
-// Status says where the view stands now. The result belongs to the caller.
+// Status returns the current state. The caller owns the result.
 func (v *View) Status() Status {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -268,19 +268,19 @@ func (v *View) Status() Status {
 	return s
 }
 
-// build makes the Snapshot of now and wakes all sinks.
+// build builds a Snapshot and wakes all sinks.
 func (v *View) build() {
 	s := v.read()
 	v.mu.Lock()
 	v.snapshot, v.status.Built, v.status.Services = s, time.Now(), len(s.Services)
 	v.mu.Unlock()
 	for _, wake := range v.wake {
-		raise(wake)
+		wake.Notify()
 	}
 }
 
-// feed hands the newest Snapshot to one sink: after each change, after MaxInterval of silence, and
-// again after an error, until ctx is done.
+// feed passes the newest Snapshot to one sink after each change, after MaxInterval without one, and after an error, until ctx
+// ends.
 func (v *View) feed(ctx context.Context, name string, sink Sink) {
 	timer := time.NewTimer(v.cfg.MaxInterval)
 	defer timer.Stop()
@@ -289,7 +289,7 @@ func (v *View) feed(ctx context.Context, name string, sink Sink) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-v.wake[name]:
+		case <-v.wake[name].C():
 		case <-timer.C:
 		}
 		v.mu.Lock()
@@ -317,7 +317,7 @@ func (v *View) feed(ctx context.Context, name string, sink Sink) {
 	}
 }
 
-// noteSync records the outcome of a Sync, and logs it when it differs from the one before.
+// noteSync records the result of a Sync, and logs it if it differs from the one before.
 func (v *View) noteSync(name string, err error) {
 	v.mu.Lock()
 	was := v.status.Sinks[name]
@@ -330,16 +330,16 @@ func (v *View) noteSync(name string, err error) {
 
 	switch {
 	case err != nil && (was.Err == nil || was.Err.Error() != err.Error()):
-		v.cfg.Log.Error("sync failed; will try again", "sink", name, "err", err)
+		v.cfg.Log.Error("sync failed; retrying", "sink", name, "err", err)
 	case err == nil && was.Err != nil:
-		v.cfg.Log.Info("sync works again", "sink", name)
+		v.cfg.Log.Info("sync succeeds again", "sink", name)
 	case err == nil && was.Synced.IsZero():
 		v.cfg.Log.Info("first sync done", "sink", name)
 	}
 }
 
-// noteWatch records why objects of a kind, or a file, cannot be read, or nil when they can, and logs what is
-// new. The source tries again by itself.
+// noteWatch records the fault of reading a kind of objects or a file, nil without one, and logs changes. The source retries
+// by itself.
 func (v *View) noteWatch(kind string, err error) {
 	v.mu.Lock()
 	was := v.watchErr[kind]
@@ -347,23 +347,15 @@ func (v *View) noteWatch(kind string, err error) {
 	v.mu.Unlock()
 	switch {
 	case err != nil && (was == nil || was.Error() != err.Error()):
-		v.cfg.Log.Warn("watch failed; the last world stays, will try again", "kind", kind, "err", err)
+		v.cfg.Log.Warn("watch failed; the last snapshot stays, retrying", "kind", kind, "err", err)
 	case err == nil && was != nil:
 		v.cfg.Log.Info("watch works again", "kind", kind)
 	}
 }
 
-func (v *View) markDirty() { raise(v.dirty) }
+func (v *View) markDirty() { v.dirty.Notify() }
 
-// raise sets a flag that stays up until somebody receives from it.
-func raise(flag chan struct{}) {
-	select {
-	case flag <- struct{}{}:
-	default:
-	}
-}
-
-// pause waits for d, and reports false when ctx was done before.
+// pause waits for d, and reports false if ctx ended before.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -1,10 +1,10 @@
-// Package openstack has the access rules of application credentials for Isthmus: all that each part of it asks of OpenStack.
+// Package openstack holds the access rules of application credentials: every request that Isthmus makes to OpenStack.
 package openstack
 
 import _ "embed"
 
-// Gateways are those of isthmus-gateway-controller, Machines those of isthmus-controller, whose Services may be over machines.
-// Both are JSON as `openstack application credential create --access-rules` reads it.
+// Gateways are the rules of isthmus-gateway-controller, and Machines those of isthmus-controller, for Services of machines.
+// Both are JSON for `openstack application credential create --access-rules`.
 var (
 	//go:embed gateways.json
 	Gateways []byte

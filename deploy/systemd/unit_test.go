@@ -1,5 +1,4 @@
-// Package systemd is the unit of a gateway on a virtual machine. What it does before the gateway starts is done here to machines
-// that are network namespaces.
+// Package systemd tests the unit of a gateway on a virtual machine. Its ExecStartPre commands run in network namespaces.
 package systemd
 
 import (
@@ -20,10 +19,10 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// word is one of a command line, as far as the unit goes (systemd.service(5), COMMAND LINES).
+// word is a word of a command line, as far as the unit uses them (systemd.service(5), COMMAND LINES).
 var word = regexp.MustCompile(`'[^']*'|[^\s']+`)
 
-// before returns what the unit runs before the gateway starts.
+// before returns the ExecStartPre commands of the unit.
 func before(t *testing.T) (all [][]string) {
 	t.Helper()
 	unit, err := os.ReadFile("isthmus-gateway.service")
@@ -37,7 +36,7 @@ func before(t *testing.T) (all [][]string) {
 		}
 		marks := len(command) - len(strings.TrimLeft(command, "+-"))
 		if strings.Contains(command[:marks], "-") {
-			continue // it may fail: here it would load a module into the machine
+			continue // it may fail, and would load a module into this machine
 		}
 		var words []string
 		for _, w := range word.FindAllString(command[marks:], -1) {
@@ -48,7 +47,7 @@ func before(t *testing.T) (all [][]string) {
 	return all
 }
 
-// script is a shell's, which runs commands until one fails.
+// script returns a shell script that runs commands until one fails.
 func script(all [][]string) string {
 	var b strings.Builder
 	b.WriteString("set -e\n")
@@ -84,7 +83,7 @@ func setting(path string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// A machine that learned its default route for IPv6 from its router keeps it when it becomes a gateway.
+// A machine that learned its IPv6 default route from its router keeps it when it becomes a gateway.
 func TestDefaultRouteStays(t *testing.T) {
 	gateway, router := machine(t), machine(t)
 	here, there := netip.MustParsePrefix("fd00::1/64"), netip.MustParsePrefix("fd00::2/64")
@@ -144,7 +143,7 @@ func TestDefaultRouteStays(t *testing.T) {
 	}
 }
 
-// advertise sends one router advertisement (RFC 4861, 4.2) to all who are at a device.
+// advertise sends one router advertisement (RFC 4861, 4.2) to all nodes at a device.
 func advertise(device string) error {
 	at, err := net.InterfaceByName(device)
 	if err != nil {
@@ -171,7 +170,7 @@ func advertise(device string) error {
 	return errors.New("the router has no link-local address yet")
 }
 
-// A machine whose Linux has no IPv6 can be a gateway.
+// A machine without IPv6 can be a gateway.
 func TestWithoutIPv6(t *testing.T) {
 	if err := machine(t).Do(func() error {
 		return run("/usr/bin/unshare", "--mount", "/bin/sh", "-ec", "mount -t tmpfs none /proc/sys/net/ipv6\n"+script(before(t)))

@@ -24,7 +24,7 @@ var (
 	two = netip.MustParseAddr("198.51.100.2")
 )
 
-// request is of cluster a and has VIPs.
+// request is a request of cluster a with VIPs.
 func request(generation uint64, vips ...netip.Addr) desired.Request {
 	s := desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables}
 	for _, v := range vips {
@@ -49,7 +49,7 @@ func statePath(t *testing.T) string {
 	return filepath.Join(t.TempDir(), "state.json")
 }
 
-// must applies a request that is to go well.
+// must applies a request that must succeed.
 func must(t *testing.T, a *Agent, r desired.Request) {
 	t.Helper()
 	if err := a.Reconfigure(t.Context(), r); err != nil {
@@ -65,7 +65,7 @@ func wantCalls(t *testing.T, m *machine, want ...string) {
 	m.calls = nil
 }
 
-// A VIP is balanced before it is announced, and as long as it is.
+// A VIP is balanced before it is announced, and until it is withdrawn.
 func TestBalancerBeforeAnnouncers(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
@@ -75,7 +75,7 @@ func TestBalancerBeforeAnnouncers(t *testing.T) {
 	wantCalls(t, m, "balancer 198.51.100.1 198.51.100.2", "bgp 198.51.100.2", "vrrp 198.51.100.2", "balancer 198.51.100.2")
 }
 
-// Whatever fails, all is as it was, on the machine and on disk, and the error names the part and the field.
+// After any failure, machine and disk are unchanged, and the error names the component and the field.
 func TestAllOrNothing(t *testing.T) {
 	for _, part := range []string{desired.ComponentBalancer, desired.ComponentBGP, desired.ComponentVRRP} {
 		m := newMachine()
@@ -110,11 +110,11 @@ func TestAllOrNothing(t *testing.T) {
 		if s := a.Stats(); s.Status.Generation != 1 || !s.Ready || len(s.Status.Drift) != 0 {
 			t.Errorf("%s: %+v", part, s)
 		}
-		must(t, a, request(2, one)) // a refused generation is not used up
+		must(t, a, request(2, one)) // a refused generation can be used again
 	}
 }
 
-// Going back ends with the balancer, as long as neighbours may lead packets here.
+// A rollback ends with the balancer, because neighbours may still send packets.
 func TestRollbackOrder(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
@@ -140,7 +140,7 @@ func TestDiskFails(t *testing.T) {
 	}
 	wantCalls(t, m)
 
-	// The file can be written beside its place, but not put there: all parts go back.
+	// The file can be written but not moved into place: all components roll back.
 	a.store.path = t.TempDir()
 	if err := os.WriteFile(filepath.Join(a.store.path, "x"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestDiskFails(t *testing.T) {
 	}
 }
 
-// What was refused because the disk might forget it is not what the gateway serves from when it starts again.
+// A request that was refused because its file could not be synced is not applied after a restart.
 func TestDiskSyncFails(t *testing.T) {
 	for _, before := range [][]netip.Addr{nil, {one}} {
 		m := newMachine()
@@ -180,13 +180,13 @@ func TestDiskSyncFails(t *testing.T) {
 	}
 }
 
-// A part that cannot go back is told again until it can, and meanwhile that is said.
+// A component that cannot roll back is retried until it can, and reported meanwhile.
 func TestStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		a := newAgent(t, m, statePath(t))
 		must(t, a, request(1, one))
-		m.refuse[desired.ComponentVRRP], m.refuse[desired.ComponentBGP] = two, one // bgp takes two, and will not take one back
+		m.refuse[desired.ComponentVRRP], m.refuse[desired.ComponentBGP] = two, one // bgp applies two, and then refuses to go back to one
 		err := a.Reconfigure(t.Context(), request(2, two))
 		if err == nil || !strings.Contains(err.Error(), errStuck.Error()) {
 			t.Fatalf("error %v", err)
@@ -213,7 +213,7 @@ func TestStuck(t *testing.T) {
 	})
 }
 
-// run runs a until the function is called that it returns.
+// run runs a. The returned function stops it.
 func run(t *testing.T, a *Agent) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -228,7 +228,7 @@ func run(t *testing.T, a *Agent) (stop func()) {
 	}
 }
 
-// What somebody else changes is put right and counted, and parts that are well are left alone.
+// Drift is repaired and counted. Components without drift are left alone.
 func TestDrift(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -250,7 +250,7 @@ func TestDrift(t *testing.T) {
 	})
 }
 
-// What no telling mends is said as long as it lasts, and counted once.
+// Drift that Apply cannot repair is reported while it lasts, and counted once.
 func TestDriftThatStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -273,7 +273,7 @@ func TestDriftThatStays(t *testing.T) {
 	})
 }
 
-// A gateway that starts serves before any controller speaks, and obeys nobody who is behind.
+// A gateway applies its saved state without a controller, and then refuses older generations.
 func TestRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := statePath(t)
@@ -301,8 +301,8 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// Half a file, or one that somebody changed, is put aside: nothing is applied, nothing is taken away, and the next
-// request is welcome whatever its generation.
+// A truncated or modified file is renamed. Nothing is applied or removed, and the next request is accepted with any
+// generation.
 func TestBrokenFile(t *testing.T) {
 	good, err := json.Marshal(request(7, one))
 	if err != nil {
@@ -326,7 +326,7 @@ func TestBrokenFile(t *testing.T) {
 	}
 }
 
-// The file is for root alone: passwords of BGP are in it.
+// Only root can read the file: it contains BGP passwords.
 func TestFileMode(t *testing.T) {
 	path := statePath(t)
 	must(t, newAgent(t, newMachine(), path), request(1, one))
@@ -336,7 +336,7 @@ func TestFileMode(t *testing.T) {
 	}
 }
 
-// A disk that was in another cluster's gateway is refused, not obeyed.
+// The saved state of another cluster's gateway is refused.
 func TestStateOfAnotherCluster(t *testing.T) {
 	path := statePath(t)
 	must(t, newAgent(t, newMachine(), path), request(1, one))
@@ -348,7 +348,7 @@ func TestStateOfAnotherCluster(t *testing.T) {
 	}
 }
 
-// Announcers leave first, so that the balancer has what still arrives.
+// Announcers close first, so that the balancer handles what still arrives.
 func TestClose(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
@@ -358,7 +358,7 @@ func TestClose(t *testing.T) {
 	wantCalls(t, m, "bgp drains", "vrrp drains", "balancer drains", "bgp stays", "vrrp stays", "balancer stays")
 }
 
-// Who leaves is told nothing any more, by a controller or by its own look around: that would bring traffic back.
+// After Close, neither a controller nor the agent's own check applies anything: that would bring traffic back.
 func TestNothingAppliesAfterClose(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
@@ -366,7 +366,7 @@ func TestNothingAppliesAfterClose(t *testing.T) {
 	if err := a.Close(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	m.calls, m.is[desired.ComponentBGP] = nil, nil // routes are gone
+	m.calls, m.is[desired.ComponentBGP] = nil, nil // the routes are withdrawn
 	if err := a.Reconfigure(t.Context(), request(2, two)); !errors.Is(err, errClosed) {
 		t.Errorf("error %v", err)
 	}

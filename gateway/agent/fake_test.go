@@ -10,22 +10,23 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// machine is what fake parts work on: who did what, in order. While an agent runs, a test changes it by change.
+// machine is the machine of fake components. It records their calls in order. While an agent runs, tests change it by
+// change.
 type machine struct {
 	mu    sync.Mutex
 	calls []string
-	// refuse says which VIP a part cannot have; stuck which part fails whatever it is told.
+	// refuse holds a VIP that a component refuses, and stuck the components that always fail.
 	refuse map[string]netip.Addr
 	stuck  map[string]bool
-	away   map[string]bool         // a part whose neighbours do not answer
-	is     map[string][]netip.Addr // the VIPs that a part has, by its name
+	away   map[string]bool         // components whose neighbours do not answer
+	is     map[string][]netip.Addr // VIPs of a component, by its name
 }
 
 func newMachine() *machine {
 	return &machine{refuse: map[string]netip.Addr{}, stuck: map[string]bool{}, away: map[string]bool{}, is: map[string][]netip.Addr{}}
 }
 
-// change does something to a machine whose agent runs.
+// change calls do while the agent is not using the machine.
 func (m *machine) change(do func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -39,11 +40,11 @@ func (m *machine) config() Config {
 
 func (m *machine) component(name string) fake { return fake{name, m, new([]netip.Addr)} }
 
-// fake is a Part of a machine.
+// fake is a component of a machine.
 type fake struct {
-	name string
-	m    *machine
-	told *[]netip.Addr
+	name    string
+	m       *machine
+	applied *[]netip.Addr
 }
 
 func (f fake) Name() string { return f.name }
@@ -69,7 +70,7 @@ func (f fake) Apply(ctx context.Context, s *desired.State) error {
 		call += " " + v.String()
 	}
 	f.m.calls = append(f.m.calls, call)
-	f.m.is[f.name], *f.told = vips, vips
+	f.m.is[f.name], *f.applied = vips, vips
 	return nil
 }
 
@@ -82,10 +83,10 @@ func (f fake) Drift(context.Context) ([]desired.Fault, error) {
 	if f.m.away[f.name] {
 		return []desired.Fault{{Component: f.name, Message: "a neighbour is away"}}, nil
 	}
-	if slices.Equal(f.m.is[f.name], *f.told) {
+	if slices.Equal(f.m.is[f.name], *f.applied) {
 		return nil, nil
 	}
-	return []desired.Fault{{Component: f.name, Message: "somebody changed it"}}, nil
+	return []desired.Fault{{Component: f.name, Message: "it was changed"}}, nil
 }
 
 func (f fake) Close(_ context.Context, drain bool) error {

@@ -23,7 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// pipes is a listener without a network, whose deadlines obey the clock of synctest.
+// pipes is a listener without a network, whose deadlines use the clock of synctest.
 type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -53,7 +53,7 @@ func (p *pipes) dial() net.Conn {
 	return client
 }
 
-// endpoint is an agent that serves, and the authority that it believes.
+// endpoint is a serving agent with the authority that it trusts.
 type endpoint struct {
 	t     *testing.T
 	agent *Agent
@@ -61,7 +61,7 @@ type endpoint struct {
 	dir   string
 }
 
-// serve starts an endpoint on l that ends when the function is called that it returns.
+// serve starts an endpoint on l. The returned function stops it.
 func serve(t *testing.T, l net.Listener) (e *endpoint, stop func()) {
 	t.Helper()
 	ca, err := certs.NewAuthority("test", time.Now())
@@ -81,7 +81,7 @@ func serve(t *testing.T, l net.Listener) (e *endpoint, stop func()) {
 	}
 }
 
-// source returns a certificate of an identity, by an authority, which believes the endpoint's authority.
+// source returns a certificate of an identity, issued by an authority; it trusts the endpoint's authority.
 func (e *endpoint) source(identity string, by *certs.Authority) *certs.Source {
 	e.t.Helper()
 	pair, err := by.Issue(identity, time.Now(), 24*time.Hour)
@@ -126,7 +126,7 @@ func (l local) client(cfg *tls.Config) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// ask sends a request and returns what came back.
+// ask sends a request and returns the response.
 func ask(t *testing.T, c *http.Client, method, path string, body []byte) (code int, answer string, err error) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, "https://gw-1"+path, bytes.NewReader(body))
@@ -151,7 +151,7 @@ func encode(t *testing.T, v any) []byte {
 	return b
 }
 
-// Every request has the one answer that is its own, in one life of a gateway.
+// Each kind of request gets its own status and message, in one life of a gateway.
 func TestAnswers(t *testing.T) {
 	e := serveLocally(t)
 	c := e.client(e.source(certs.Controller, e.ca).Client("gw-1"))
@@ -163,21 +163,21 @@ func TestAnswers(t *testing.T) {
 		name, method, path string
 		body               []byte
 		code               int
-		want               string // in the answer
+		want               string // part of the response
 	}{
-		{"nothing yet", "GET", "/v1/state", nil, 200, `"generation":0`},
+		{"before the first request", "GET", "/v1/state", nil, 200, `"generation":0`},
 		{"first", "POST", "/v1/reconfigure", encode(t, request(2, one)), 200, `"generation":2`},
 		{"again", "POST", "/v1/reconfigure", encode(t, request(2, one)), 200, `"announced":["198.51.100.1"]`},
 		{"the same generation, another state", "POST", "/v1/reconfigure", encode(t, request(2, two)), 409, "generation 2 has another state here"},
 		{"older", "POST", "/v1/reconfigure", encode(t, request(1, two)), 409, "this gateway has 2"},
 		{"invalid", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(3, bad.State)), 400, `"field":"vips[0].return"`},
-		{"another cluster's", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(9, foreign.State)), 421, "but this gateway is of cluster"},
+		{"a request of another cluster", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(9, foreign.State)), 421, "but this gateway is of cluster"},
 		{"garbage", "POST", "/v1/reconfigure", bytes.Repeat([]byte("\xff"), 1<<20), 400, "read the request"},
 		{"garbage in JSON", "POST", "/v1/reconfigure", append([]byte(`{"generation":`), bytes.Repeat([]byte("9"), 1<<20)...), 400, "read the request"},
-		{"too much", "POST", "/v1/reconfigure", make([]byte, maxBody+1), 413, "larger than 16777216"},
+		{"an oversized request", "POST", "/v1/reconfigure", make([]byte, maxBody+1), 413, "larger than 16777216"},
 		{"another method", "DELETE", "/v1/state", nil, 405, ""},
 		{"another path", "GET", "/", nil, 404, ""},
-		{"after all that", "GET", "/v1/state", nil, 200, `"generation":2`},
+		{"the state afterwards", "GET", "/v1/state", nil, 200, `"generation":2`},
 	} {
 		code, answer, err := ask(t, c, tt.method, tt.path, tt.body)
 		if err != nil || code != tt.code || !strings.Contains(answer, tt.want) {
@@ -189,7 +189,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Nobody but a controller is heard, whatever it holds in its hands.
+// Only the controller may send requests; other certificates are refused.
 func TestUnknownClients(t *testing.T) {
 	e := serveLocally(t)
 	other, err := certs.NewAuthority("test", time.Now())
@@ -216,11 +216,11 @@ func TestUnknownClients(t *testing.T) {
 		}
 	}
 	if s := e.agent.Stats(); s.Status.Generation != 0 || len(s.Reconfigurations) != 0 {
-		t.Errorf("somebody was heard: %+v", s)
+		t.Errorf("an unknown client was accepted: %+v", s)
 	}
 }
 
-// An authority that is believed no more takes its controllers with it, those that are connected too.
+// Removing an authority locks out its controllers, including connected ones.
 func TestRemovedAuthority(t *testing.T) {
 	e := serveLocally(t)
 	c := e.client(e.source(certs.Controller, e.ca).Client("gw-1"))
@@ -239,7 +239,7 @@ func TestRemovedAuthority(t *testing.T) {
 	}
 }
 
-// Who is slow loses the connection, in the handshake, in the header and in the body.
+// Slow clients lose the connection, in the handshake, in the header and in the body.
 func TestSlowClients(t *testing.T) {
 	for name, tt := range map[string]struct {
 		sends string
@@ -268,7 +268,7 @@ func TestSlowClients(t *testing.T) {
 			if _, err := conn.Write([]byte(tt.sends)); err != nil {
 				t.Fatal(err)
 			}
-			_, _ = io.Copy(io.Discard, conn) // until the gateway hangs up
+			_, _ = io.Copy(io.Discard, conn) // until the gateway closes the connection
 			if took := time.Since(begin); took < tt.limit || took > tt.limit+time.Second {
 				t.Errorf("%s: hung up after %v, want %v", name, took, tt.limit)
 			}
@@ -294,7 +294,7 @@ func TestHeaderLimit(t *testing.T) {
 	resp.Body.Close()
 }
 
-// A controller that goes away in the middle leaves no half of a change.
+// A controller that disconnects in the middle leaves no half-applied change.
 func TestClientDisconnects(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))

@@ -38,7 +38,7 @@ var (
 	vip6 = netip.MustParseAddr("2001:db8:f::10")
 )
 
-// both are the VIPs by family, as edge has addresses.
+// both are the VIPs by family, as in the addresses of edge.
 var both = [2]netip.Addr{ipv4: vip, ipv6: vip6}
 
 const (
@@ -58,7 +58,7 @@ type lab struct {
 	speakers [2]*subprocess.Process
 }
 
-// newLab makes a lab whose router has cfg; its peers are the gateways, whose details peer may change.
+// newLab returns a lab whose router has cfg; its peers are the gateways, which peer may modify.
 func newLab(t *testing.T, cfg frr.Config, peer frr.Peer) *lab {
 	t.Helper()
 	return newLabOver(t, ipv4, cfg, peer)
@@ -101,9 +101,9 @@ func newLabOver(t *testing.T, family int, cfg frr.Config, peer frr.Peer) *lab {
 	return l
 }
 
-// How a speaker starts.
+// Start modes of a speaker.
 const (
-	anew       = ""
+	freshStart = ""
 	restarting = "restarting"
 )
 
@@ -136,7 +136,7 @@ func (l *lab) apply(t *testing.T, gateway int, state *desired.State) {
 	}
 }
 
-// output is what a process says.
+// output is the log of a process.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -154,7 +154,7 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// state announces both VIPs by gateway; prefer makes it second to one with a lower number.
+// state announces both VIPs by a gateway; a higher prefer is less preferred.
 func state(gateway int, med uint32) *desired.State {
 	s := &desired.State{
 		Cluster: "a", Group: "edge", Balancer: desired.NFTables,
@@ -175,10 +175,10 @@ func state(gateway int, med uint32) *desired.State {
 	return s
 }
 
-// within is how long anything may take.
+// within bounds every wait.
 const within = 30 * time.Second
 
-// eventually fails the test unless what returns "" before long; it returns what is missing.
+// eventually fails the test unless condition soon returns "" instead of what is missing.
 func eventually(t *testing.T, what func() string) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -194,7 +194,7 @@ func eventually(t *testing.T, what func() string) {
 	}
 }
 
-// routes returns what the router has of a VIP, by the gateway that it is from.
+// routes returns the router's routes to a VIP, by gateway.
 func (l *lab) routes(t *testing.T, vip netip.Addr) map[int]frr.Route {
 	t.Helper()
 	all, err := l.router.Routes(t.Context(), vip)
@@ -212,7 +212,7 @@ func (l *lab) routes(t *testing.T, vip netip.Addr) map[int]frr.Route {
 	return by
 }
 
-// awaitRoutes waits until the router has routes to a VIP from these gateways and no other.
+// awaitRoutes waits until the router has routes to a VIP from exactly these gateways.
 func (l *lab) awaitRoutes(t *testing.T, vip netip.Addr, gateways ...int) {
 	t.Helper()
 	eventually(t, func() string {
@@ -226,7 +226,7 @@ func (l *lab) awaitRoutes(t *testing.T, vip netip.Addr, gateways ...int) {
 	})
 }
 
-// awaitAnswers waits until a gateway answers a probe's questions.
+// awaitAnswers waits until a gateway answers a probe.
 func awaitAnswers(t *testing.T, p *edge.Probe, gateway int) {
 	t.Helper()
 	begin := time.Now()
@@ -247,14 +247,14 @@ func (l *lab) probe(t *testing.T, vip netip.Addr) *edge.Probe {
 	return p
 }
 
-// The router has what a state says, in both families over one session, and follows each change of it; a VIP without
-// backends and those of a cordoned gateway are withdrawn, and the session stays through all of it.
+// The router has the routes of the state, in both families over one session, and follows each change. A VIP without
+// backends and those of a cordoned gateway are withdrawn, and the session stays up.
 func TestRoutesFollowState(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
 	s := state(0, 50)
 	s.BGP.Communities = []string{"65010:100", "no-export", "65010:1:2"}
-	l.speak(t, 0, anew, s)
+	l.speak(t, 0, freshStart, s)
 	l.awaitRoutes(t, vip, 0)
 	l.awaitRoutes(t, vip6, 0)
 	for _, a := range []netip.Addr{vip, vip6} {
@@ -311,7 +311,7 @@ func (l *lab) sessions(t *testing.T, gateway int) int {
 	return n.Established
 }
 
-// neighbour is what the router's bgpd knows of a gateway.
+// neighbour is a neighbour of the router's bgpd.
 type neighbour struct {
 	Established int `json:"connectionsEstablished"`
 	BFD         struct {
@@ -337,12 +337,12 @@ func (l *lab) neighbour(t *testing.T, gateway int) neighbour {
 func TestFailedApplyChangesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
-	l.speak(t, 0, anew, state(0, 50))
+	l.speak(t, 0, freshStart, state(0, 50))
 	l.awaitRoutes(t, vip, 0)
 	l.awaitRoutes(t, vip6, 0)
 	bad := state(0, 7)
 	bad.VIPs = bad.VIPs[:1]
-	bad.BGP.Peers = append(bad.BGP.Peers, desired.Peer{ASN: routerASN}) // no address
+	bad.BGP.Peers = append(bad.BGP.Peers, desired.Peer{ASN: routerASN}) // an invalid address
 	if err := l.speakers[0].Apply(bad); err == nil {
 		t.Fatal("a peer without address is applied")
 	}

@@ -11,13 +11,19 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 )
 
-// millis is BFD's interval where a test waits for a death, and patientMillis where there is none to notice: three times it is
-// what a machine that does much else may take for a packet, and more than a successor takes to start.
+// millis is the BFD interval of tests that wait for a death, and patientMillis that of the others: three intervals exceed
+// the delay of a packet on a busy machine, and the start of a successor.
 const millis, patientMillis = 200, 1000
 
 // withBFD adds BFD to a state.
 func withBFD(s *desired.State, millis uint32) *desired.State {
 	s.BGP.Peers[0].BFD = &desired.BFD{IntervalMillis: millis, Multiplier: 3}
+	return s
+}
+
+// withHold sets the hold time that a state proposes.
+func withHold(s *desired.State, hold time.Duration) *desired.State {
+	s.BGP.Peers[0].HoldTime = uint16(hold.Seconds())
 	return s
 }
 
@@ -27,7 +33,7 @@ func withRestart(s *desired.State) *desired.State {
 	return s
 }
 
-// awaitBFD waits until a speaker has nothing to complain about.
+// awaitBFD waits until a speaker has no drift.
 func (l *lab) awaitBFD(t *testing.T, gateway int) {
 	t.Helper()
 	eventually(t, func() string {
@@ -39,13 +45,15 @@ func (l *lab) awaitBFD(t *testing.T, gateway int) {
 	})
 }
 
-// A gateway that is cut off is dead to its router long before the hold time, with BFD and in spite of graceful restart;
-// its cable plugged in again, it is told about once BFD is up, in one session and no flap.
+// With BFD, a gateway that is cut off is dead to its router long before the hold time, in spite of graceful restart.
+// After the cable is back, its routes return once BFD is up, in one session and without a flap.
 func TestDeadGateway(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, frr.Config{}, frr.Peer{BFDMillis: millis})
+	// The hold time is longer than any wait of this test: only BFD can tell the router in time.
+	const hold = 10 * within
+	l := newLab(t, frr.Config{}, frr.Peer{BFDMillis: millis, Hold: hold})
 	for i := range l.speakers {
-		l.speak(t, i, anew, withRestart(withBFD(state(i, uint32(i*50)), millis)))
+		l.speak(t, i, freshStart, withHold(withRestart(withBFD(state(i, uint32(i*50)), millis)), hold))
 	}
 	l.awaitBFD(t, 0)
 	l.awaitBFD(t, 1)
@@ -65,20 +73,17 @@ func TestDeadGateway(t *testing.T) {
 	awaitAnswers(t, p, 1)
 	r := p.Stop()
 	t.Logf("the second gateway answered %s after the cut; %s", r.From(1, cut).Sub(cut), r)
-	if took := r.From(1, cut).Sub(cut); took > 5*time.Second {
-		t.Errorf("the second gateway answered %s after the cut, and the hold time is 9 s", took)
-	}
 	if err := l.Mend(0); err != nil {
 		t.Fatal(err)
 	}
 	l.awaitRoutes(t, vip, 0, 1)
 }
 
-// Nothing is announced while BFD, which the state asks for, is not up; and the drift says so.
+// Nothing is announced before BFD is up, and the drift says so.
 func TestNoAnnouncementBeforeBFD(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{}) // a router without BFD
-	l.speak(t, 0, anew, withBFD(state(0, 0), millis))
+	l.speak(t, 0, freshStart, withBFD(state(0, 0), millis))
 	eventually(t, func() string {
 		announced, drift, err := l.speakers[0].Status()
 		if err != nil || len(announced) > 0 || len(drift) != 1 || !strings.Contains(drift[0].Message, "peer 10.99.0.1: BFD is down") {
@@ -96,8 +101,8 @@ func TestNoAnnouncementBeforeBFD(t *testing.T) {
 	}
 }
 
-// A speaker is killed and its successor starts: traffic stays where it is, and none is lost, without BFD, with it, and where
-// the router's BFD notices before the successor starts.
+// A speaker is killed and its successor starts: traffic stays and none is lost, without BFD, with it, and when the
+// router's BFD detects it before the successor starts.
 func TestRestartLosesNothing(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -120,12 +125,12 @@ func TestRestartLosesNothing(t *testing.T) {
 			}
 			l := newLab(t, frr.Config{}, peer)
 			for i, s := range states {
-				l.speak(t, i, anew, s)
+				l.speak(t, i, freshStart, s)
 			}
 			l.awaitBFD(t, 0)
 			l.awaitRoutes(t, vip, 0, 1)
 			first := l.probe(t, vip)
-			awaitAnswers(t, first, 0) // before that gateway 1 may have: its route can be the older one
+			awaitAnswers(t, first, 0) // before gateway 1, whose route could otherwise be the older one
 			first.Stop()
 			p := l.probe(t, vip)
 			awaitAnswers(t, p, 0)
@@ -158,7 +163,7 @@ func TestRestartLosesNothing(t *testing.T) {
 	}
 }
 
-// Two gateways share traffic; one is drained, and no question is lost.
+// Two gateways share traffic; one is drained, and no request is lost.
 func TestDrainLosesNothing(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(*testing.T, *lab, int){
@@ -186,7 +191,7 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 	t.Helper()
 	l := newLab(t, frr.Config{Paths: 2}, frr.Peer{})
 	for i := range l.speakers {
-		l.speak(t, i, anew, withRestart(state(i, 0)))
+		l.speak(t, i, freshStart, withRestart(state(i, 0)))
 	}
 	eventually(t, func() string {
 		for i := range l.speakers {
@@ -205,7 +210,7 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 				return ""
 			}
 		}
-		return "nobody answers"
+		return "no gateway answers"
 	})
 	leave(t, l, owner)
 	if r := l.routes(t, vip)[owner]; r.Stale {
@@ -221,11 +226,11 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 	}
 }
 
-// Whatever its router does, a speaker comes back and announces again.
+// A speaker comes back and announces again, whatever its router does.
 func TestFlappingPeer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
-	l.speak(t, 0, anew, state(0, 0))
+	l.speak(t, 0, freshStart, state(0, 0))
 	for range 5 {
 		l.awaitRoutes(t, vip, 0)
 		l.awaitRoutes(t, vip6, 0)
@@ -240,8 +245,8 @@ func TestFlappingPeer(t *testing.T) {
 	p.Stop()
 }
 
-// With the router's password there is a session; with another one the drift names the peer and what to look at; a
-// router that knows us by another AS says so itself.
+// With the router's password there is a session. With another one the drift names the peer and what to check. A router
+// with another AS for this gateway reports that itself.
 func TestReasonsForMissingSession(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{Password: "s3cret"})
@@ -261,10 +266,10 @@ func TestReasonsForMissingSession(t *testing.T) {
 	}
 	wrong := state(0, 0)
 	wrong.BGP.Peers[0].Password = "another"
-	l.speak(t, 0, anew, wrong)
-	stranger := state(1, 0)
-	stranger.BGP.ASN, stranger.BGP.Peers[0].Password = 65099, "s3cret"
-	l.speak(t, 1, anew, stranger)
+	l.speak(t, 0, freshStart, wrong)
+	unknown := state(1, 0)
+	unknown.BGP.ASN, unknown.BGP.Peers[0].Password = 65099, "s3cret"
+	l.speak(t, 1, freshStart, unknown)
 	drifts(0, "peer 10.99.0.1", "password")
 	drifts(1, "peer 10.99.0.1", "AS 65099")
 	if announced, _, err := l.speakers[0].Status(); err != nil || len(announced) > 0 {
@@ -280,7 +285,7 @@ func TestReasonsForMissingSession(t *testing.T) {
 	l.awaitRoutes(t, vip, 0, 1)
 }
 
-// Inside one AS the local preference decides; and sessions over IPv6 carry both families, too.
+// Inside an AS the local preference decides, and sessions over IPv6 carry both families, too.
 func TestLocalPreference(t *testing.T) {
 	t.Parallel()
 	l := newLabOver(t, ipv6, frr.Config{}, frr.Peer{ASN: routerASN})
@@ -288,7 +293,7 @@ func TestLocalPreference(t *testing.T) {
 		s := state(i, 0)
 		s.BGP.ASN, s.BGP.LocalPreference = routerASN, new(uint32(100+i))
 		s.BGP.Peers[0].Addr = edge.Router[ipv6]
-		l.speak(t, i, anew, s)
+		l.speak(t, i, freshStart, s)
 	}
 	for _, a := range []int{ipv4, ipv6} {
 		eventually(t, func() string {

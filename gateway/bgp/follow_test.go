@@ -13,7 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// A peer whose session cannot begin anew is missed, and comes back with the next Apply.
+// A peer whose session cannot be restarted is reported, and the next Apply adds it again.
 func TestRefusedPeer(t *testing.T) {
 	t.Parallel()
 	s := New(Config{Log: slog.New(slog.DiscardHandler)})
@@ -32,7 +32,7 @@ func TestRefusedPeer(t *testing.T) {
 		t.Helper()
 		drift, err := s.Drift(t.Context())
 		if err != nil || len(drift) != 1 {
-			t.Fatalf("drift %v, %v: nobody is there, which is drift in any case", drift, err)
+			t.Fatalf("drift %v, %v: a missing peer is drift in any case", drift, err)
 		}
 		return strings.Contains(drift[0].Message, absent)
 	}
@@ -50,12 +50,12 @@ func TestRefusedPeer(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	if !missed() {
-		t.Error("a peer that is gone is not missed")
+		t.Error("a missing peer is not reported")
 	}
 	if err := s.Apply(t.Context(), state); err != nil {
 		t.Fatal(err)
 	}
 	if missed() {
-		t.Error("the peer is still missed after it was applied again")
+		t.Error("the peer is still reported after another Apply")
 	}
 }

@@ -34,7 +34,7 @@ func TestCommunities(t *testing.T) {
 	}
 }
 
-// What is wrong is told by its field, all of it.
+// Every fault is reported with its field.
 func TestPlanFaults(t *testing.T) {
 	t.Parallel()
 	peer := desired.Peer{Addr: netip.MustParseAddr("10.0.0.1"), ASN: 65000}
@@ -54,7 +54,7 @@ func TestPlanFaults(t *testing.T) {
 	}
 }
 
-// Routes are of VIPs that are announced so and serve, and of gateways that are not cordoned.
+// Routes are those of VIPs announced by BGP with backends, on gateways that are not cordoned.
 func TestPlanRoutes(t *testing.T) {
 	t.Parallel()
 	serves := []desired.Frontend{{Backends: []desired.Backend{{Weight: 1}}}}
@@ -77,15 +77,15 @@ func TestPlanRoutes(t *testing.T) {
 	}
 }
 
-// Each step is what happens to a session, at a second, and what follows from it.
+// Each step is an event of a session at a second, with the expected result.
 func TestMayAnnounce(t *testing.T) {
 	t.Parallel()
 	with := neighbour{restart: 10 * time.Second, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}
 	without := neighbour{restart: 10 * time.Second}
 	type step struct {
-		second    int
-		change    string // "up", "down", "bfd"
-		told, bfd bool
+		second         int
+		change         string // "up", "down", "bfd"
+		announced, bfd bool
 	}
 	for name, tt := range map[string]struct {
 		n         neighbour
@@ -96,11 +96,11 @@ func TestMayAnnounce(t *testing.T) {
 		"with BFD": {n: with, steps: []step{
 			{0, "", false, false}, {1, "up", false, true}, {60, "", false, true}, {61, "bfd", true, true}, {62, "down", false, false}, {63, "up", false, true},
 		}},
-		"a router that waits for BFD": {n: with, steps: []step{{9, "", false, false}, {10, "", false, true}, {11, "up", false, true}, {12, "bfd", true, true}}},
-		"restarted":                   {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {4, "bfd", true, true}, {60, "", true, true}}},
-		"restarted, without BFD then": {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {16, "", true, true}, {17, "", false, true}}},
-		"restarted, to find nobody":   {n: with, restarted: true, steps: []step{{9, "", true, false}, {10, "", false, true}}},
-		"restarted, then an end":      {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {3, "down", false, false}, {4, "up", false, true}}},
+		"a router that waits for BFD":      {n: with, steps: []step{{9, "", false, false}, {10, "", false, true}, {11, "up", false, true}, {12, "bfd", true, true}}},
+		"restarted":                        {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {4, "bfd", true, true}, {60, "", true, true}}},
+		"restarted, then without BFD":      {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {16, "", true, true}, {17, "", false, true}}},
+		"restarted, without a router":      {n: with, restarted: true, steps: []step{{9, "", true, false}, {10, "", false, true}}},
+		"restarted, then the session ends": {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {3, "down", false, false}, {4, "up", false, true}}},
 	} {
 		begin := time.Now()
 		s := &session{since: begin, restarted: tt.restarted}
@@ -114,15 +114,15 @@ func TestMayAnnounce(t *testing.T) {
 				s.setBFDUp(true)
 			}
 			s.announced = s.mayAnnounce(tt.n, now)
-			if s.announced != step.told || s.wantsBFD(tt.n, now) != step.bfd {
-				t.Errorf("%s, second %d: told %t, BFD %t", name, step.second, s.announced, s.wantsBFD(tt.n, now))
+			if s.announced != step.announced || s.wantsBFD(tt.n, now) != step.bfd {
+				t.Errorf("%s, second %d: announced %t, BFD %t", name, step.second, s.announced, s.wantsBFD(tt.n, now))
 			}
 		}
 	}
 }
 
-// A session that waits for BFD begins with it, without it after half the time that the neighbour remembers, and at once when there
-// is to be no BFD any more; meanwhile BFD runs.
+// A session that waits for BFD starts with it, or after half the restart time without it, or at once when BFD is turned
+// off; meanwhile BFD runs.
 func TestMayBegin(t *testing.T) {
 	t.Parallel()
 	with := neighbour{restart: 10 * time.Second, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}
@@ -133,11 +133,11 @@ func TestMayBegin(t *testing.T) {
 		up     bool
 		want   bool
 	}{
-		"at first":         {n: with},
-		"BFD is up":        {n: with, up: true, want: true},
-		"not yet":          {n: with, second: 4},
-		"for too long":     {n: with, second: 5, want: true},
-		"no BFD after all": {n: without, want: true},
+		"at first":          {n: with},
+		"BFD is up":         {n: with, up: true, want: true},
+		"not yet":           {n: with, second: 4},
+		"after the timeout": {n: with, second: 5, want: true},
+		"BFD is turned off": {n: without, want: true},
 	} {
 		begin := time.Now()
 		now := begin.Add(time.Duration(tt.second) * time.Second)
@@ -153,7 +153,7 @@ func TestMayBegin(t *testing.T) {
 	}
 }
 
-// What a session begins with is told from what changes while it goes on.
+// A change of session parameters is distinguished from one that keeps the session.
 func TestSameSession(t *testing.T) {
 	t.Parallel()
 	a := neighbour{asn: 1, hold: time.Second}
@@ -167,7 +167,7 @@ func TestSameSession(t *testing.T) {
 	}
 }
 
-// Routers are asked to go elsewhere before the routes of a gateway that is cordoned go.
+// Routers are asked to prefer other gateways before a cordoned gateway withdraws its routes.
 func TestCordonShutsDownGracefully(t *testing.T) {
 	t.Parallel()
 	vip := netip.MustParseAddr("192.0.2.1")

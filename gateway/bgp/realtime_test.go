@@ -14,7 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// policies returns how many threads of this process have each scheduling policy.
+// policies returns the number of threads of this process by scheduling policy.
 func policies(t *testing.T) map[uint32]int {
 	t.Helper()
 	threads, err := os.ReadDir("/proc/self/task")
@@ -34,7 +34,7 @@ func policies(t *testing.T) map[uint32]int {
 	return n
 }
 
-// A speaker of BFD that is to be punctual runs before others, with all its threads; one without BFD does not.
+// With BFD, all threads of the process get a real-time priority; without BFD, none does.
 func TestRealtime(t *testing.T) {
 	netlab.Privileged(t)
 	t.Cleanup(func() {
@@ -51,7 +51,7 @@ func TestRealtime(t *testing.T) {
 	s.enableRealtime(map[netip.Addr]neighbour{router: {asn: 65000, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}})
 	var threads sync.WaitGroup
 	for range 20 {
-		threads.Go(func() { _, _ = os.ReadDir("/proc/self") }) // a thread that waits for the kernel lets another one begin
+		threads.Go(func() { _, _ = os.ReadDir("/proc/self") }) // a thread that blocks in the kernel lets another one start
 	}
 	threads.Wait()
 	if n := policies(t); n[unix.SCHED_RR] == 0 || len(n) > 1 {

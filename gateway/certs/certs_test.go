@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// folder is where a program's certificates stand.
+// folder is the folder of a program's certificates.
 type folder struct{ Files }
 
 func newFolder(t *testing.T) folder {
@@ -22,7 +22,7 @@ func newFolder(t *testing.T) folder {
 	return folder{Files{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), CA: filepath.Join(dir, "ca.crt")}}
 }
 
-// write puts a certificate of an identity, by an authority, there, and the authorities that are believed.
+// write writes a certificate of an identity, issued by an authority, and the trusted authorities.
 func (f folder) write(t *testing.T, identity string, by *Authority, life time.Duration, believed ...*Authority) {
 	t.Helper()
 	p, err := by.Issue(identity, time.Now(), life)
@@ -56,7 +56,7 @@ func newAuthority(t *testing.T) *Authority {
 	return a
 }
 
-// shake returns what both ends say of a connection.
+// shake returns the errors of both ends of a connection.
 func shake(server, client *tls.Config) (atServer, atClient error) {
 	a, b := net.Pipe()
 	defer a.Close()
@@ -65,7 +65,7 @@ func shake(server, client *tls.Config) (atServer, atClient error) {
 	go func() {
 		c := tls.Server(a, server)
 		err := c.Handshake()
-		_ = c.Close() // tells the client, which in TLS 1.3 is done first
+		_ = c.Close() // notifies the client, which completes the TLS 1.3 handshake first
 		done <- err
 	}()
 	c := tls.Client(b, client)
@@ -75,7 +75,7 @@ func shake(server, client *tls.Config) (atServer, atClient error) {
 	return <-done, atClient
 }
 
-// Files that are replaced are used from the next connection on; files that are half there leave what was.
+// Replaced files are used from the next connection on. Incomplete files leave the previous ones in use.
 func TestFilesChange(t *testing.T) {
 	first, next := newAuthority(t), newAuthority(t)
 	server, client := newFolder(t), newFolder(t)
@@ -95,7 +95,7 @@ func TestFilesChange(t *testing.T) {
 	server.write(t, "gw-1", first, time.Hour, first, next)
 	check("both are believed", true)
 	server.write(t, "gw-1", next, time.Hour, next)
-	check("the old one is gone", true)
+	check("the old one was replaced", true)
 	if err := os.WriteFile(server.Cert, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -103,10 +103,10 @@ func TestFilesChange(t *testing.T) {
 	if err := os.Remove(server.CA); err != nil {
 		t.Fatal(err)
 	}
-	check("a file is gone", true)
+	check("a file is missing", true)
 }
 
-// Who is not who it must be is not believed, and neither is a certificate that has ended.
+// Wrong identities and expired certificates are refused.
 func TestVerify(t *testing.T) {
 	ca := newAuthority(t)
 	f := newFolder(t)
@@ -131,11 +131,11 @@ func TestVerify(t *testing.T) {
 		identity string
 		want     string
 	}{
-		"it is":              {issue(ca, time.Hour), "gw-2", ""},
-		"somebody else":      {issue(ca, time.Hour), "gw-3", `for ["gw-2"]`},
-		"of somebody else's": {issue(newAuthority(t), time.Hour), "gw-2", "unknown authority"},
-		"it has ended":       {issue(ca, -time.Minute), "gw-2", "expired"},
-		"nothing":            {nil, "gw-2", "no certificate"},
+		"the right identity":     {issue(ca, time.Hour), "gw-2", ""},
+		"another identity":       {issue(ca, time.Hour), "gw-3", `for ["gw-2"]`},
+		"of another authority":   {issue(newAuthority(t), time.Hour), "gw-2", "unknown authority"},
+		"an expired certificate": {issue(ca, -time.Minute), "gw-2", "expired"},
+		"nothing":                {nil, "gw-2", "no certificate"},
 	} {
 		err := s.Verify(tt.state, tt.identity)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
@@ -144,7 +144,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// An authority that was read signs as before; what is none is refused.
+// A re-read authority signs as before. Anything else is refused.
 func TestReadAuthority(t *testing.T) {
 	ca := newAuthority(t)
 	same, err := ReadAuthority(ca.Pair)

@@ -145,7 +145,7 @@ func (f Folder) step(step Step, now time.Time) error {
 	next, signing := has(nextFile), has(signingFile)
 	switch {
 	case step == Begin && signing:
-		return fmt.Errorf("the next authority signs already: go on with %q", End)
+		return fmt.Errorf("the next authority already signs: continue with %q", End)
 	case step == Begin && !next:
 		_, err := f.create(nextFile, now)
 		return err

@@ -10,7 +10,7 @@ import (
 
 const year = 365 * 24 * time.Hour
 
-// update updates a folder and returns the identities that were written.
+// update updates a folder and returns the written identities.
 func update(t *testing.T, f Folder, o Order, now time.Time) (written []string) {
 	t.Helper()
 	o.Life = year
@@ -24,7 +24,7 @@ func update(t *testing.T, f Folder, o Order, now time.Time) (written []string) {
 	return written
 }
 
-// What is good stays as it is; what ends soon, is missing or was asked for is made.
+// Good certificates stay. Expiring, missing and requested ones are created.
 func TestUpdate(t *testing.T) {
 	f := Folder{filepath.Join(t.TempDir(), "certs")}
 	now := time.Now()
@@ -53,7 +53,7 @@ func TestUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if have := update(t, f, Order{}, now.Add(year*3/4)); len(have) != 1 {
-		t.Errorf("a key is gone, and written are %v", have)
+		t.Errorf("a key is missing, and written are %v", have)
 	}
 	for _, name := range []string{authorityFile, "gw-1/tls.key"} {
 		if info, err := os.Stat(filepath.Join(f.Path, name)); err != nil || info.Mode().Perm() != 0o600 {
@@ -62,8 +62,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// While the authority is changed step by step, two programs believe each other although only one of them has the files of
-// the step.
+// During each step of a rotation, two programs trust each other even if only one has the files of the step.
 func TestChangeAuthority(t *testing.T) {
 	f := Folder{t.TempDir()}
 	update(t, f, Order{Identities: []string{Controller, "gw-1"}}, time.Now())

@@ -137,7 +137,7 @@ func (w *worker) Sync(ctx context.Context) error {
 	defer func() { w.portCache = nil }()
 	for i := range ours {
 		for range maxSteps {
-			again, err := w.step(ctx, &ours[i], batch)
+			again, err := w.step(ctx, &ours[i], deferred)
 			if err != nil {
 				w.log.Debug("service is retried", "namespace", ours[i].Namespace, "service", ours[i].Name, "err", err)
 				w.requeue(nameOf(&ours[i])) // on its own, so that the others do not wait for it
@@ -190,9 +190,9 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		entries[string(s.UID)] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	}
 	w.portCache = ports
-	book, anew := portmap.Restore(claims)
-	w.allocations, w.services = book, map[types.UID]*mapped{}
-	for _, c := range anew {
+	allocations, collided := portmap.Restore(claims)
+	w.allocations, w.services = allocations, map[types.UID]*mapped{}
+	for _, c := range collided {
 		delete(entries, c.Service)
 	}
 	for uid, m := range entries {
@@ -253,7 +253,7 @@ func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 	if s.UID == "" {
 		return nil
 	}
-	_, err = w.step(ctx, &s, single)
+	_, err = w.step(ctx, &s, immediate)
 	if err == nil && w.cleanupNeeded && !w.cleanupQueued {
 		w.cleanupQueued = true
 		w.requeue(cleanKey) // on its own, so that no Service waits for the cloud because of another one
@@ -285,12 +285,12 @@ func (w *worker) replacedUID(name types.NamespacedName, uid types.UID) types.UID
 	return ""
 }
 
-// notify says whether an operation updates the gateways itself, or its caller does so after many.
-type notify bool
+// agentUpdate says whether an operation updates the gateways itself, or its caller does so after many.
+type agentUpdate bool
 
 const (
-	single notify = false
-	batch  notify = true
+	immediate agentUpdate = false
+	deferred  agentUpdate = true
 )
 
 // step runs the next operation on a Service. It depends only on the state of the Service, not on the event, so a missed
@@ -303,7 +303,7 @@ const (
 //	yes      yes             yes              RemapService
 //	yes      no              yes              UnmapService, set to unmanaged
 //	yes      no              no               set to unmanaged
-func (w *worker) step(ctx context.Context, s *corev1.Service, sc notify) (more bool, err error) {
+func (w *worker) step(ctx context.Context, s *corev1.Service, update agentUpdate) (more bool, err error) {
 	can := s.DeletionTimestamp == nil && w.settings.services().Takes(s)
 	switch is := managed(s); {
 	case !is && !can:
@@ -316,14 +316,14 @@ func (w *worker) step(ctx context.Context, s *corev1.Service, sc notify) (more b
 			return false, w.reportRefused(ctx, s, invalid{err})
 		}
 		if s.Annotations[service.AnnotationPort] == "" {
-			return false, w.MapService(ctx, s, want, sc)
+			return false, w.MapService(ctx, s, want, update)
 		}
-		return false, w.RemapService(ctx, s, want, sc)
+		return false, w.RemapService(ctx, s, want, update)
 	}
 	switch {
 	case s.Annotations[service.AnnotationPort] != "":
-		err = w.UnmapService(ctx, s, sc)
-	case w.cleanupNeeded && sc == single: // a previous attempt stopped half way
+		err = w.UnmapService(ctx, s, update)
+	case w.cleanupNeeded && update == immediate: // a previous attempt stopped half way
 		err = w.updateAndClean(ctx)
 	}
 	if err != nil {

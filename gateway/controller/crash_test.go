@@ -14,28 +14,28 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
 
-// errKilled is what a dead controller hears, errFailed one that goes on.
+// errKilled is the error of calls after a crash, and errFailed that of a single failed call.
 var (
 	errKilled = errors.New("killed")
 	errFailed = errors.New("it failed")
 )
 
-// killer kills a controller at one of its calls: from then on nothing it does has an effect.
+// crasher crashes a controller at one of its calls. From then on its calls have no effect.
 type crasher struct {
 	crashMode
-	one   sync.Mutex // calls come one after the other
-	at    int        // the call, from 1; 0: never
-	armed bool       // or it is the first of its kind
+	one   sync.Mutex // serialises the calls
+	at    int        // number of the call, from 1; 0: never
+	armed bool       // or crash at the first call of the kind
 	calls int
-	dead  bool // or, with fails, was hit
+	dead  bool // with fails: the call was hit
 }
 
-// way is one in which a controller is killed.
+// crashMode is the way in which a controller crashes.
 type crashMode struct {
 	kind  string
-	after bool // the call still has its effect, and the answer is lost
-	fails bool // only this one call fails, and the controller lives on
-	reads bool // those of the API server are calls, too
+	after bool // the call takes effect, and its response is lost
+	fails bool // only this call fails, and the controller lives on
+	reads bool // reads of the API server count as calls, too
 }
 
 func (k *crasher) call(kind string, f func() error) error {
@@ -76,7 +76,7 @@ func crashCall[T any](k *crasher, kind string, f func() (T, error)) (v T, err er
 	return v, err
 }
 
-// client kills at writes, and at reads where that is asked for: to die at one is as good as to die before the next write.
+// client crashes at writes, and with reads at reads: a crash at a read equals one before the next write.
 func (k *crasher) client(c client.WithWatch) client.WithWatch {
 	return interceptor.NewClient(c, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
@@ -108,14 +108,14 @@ func (f killableAgents) Set(ctx context.Context, targets map[string]agents.Targe
 		f.fakeAgents.Set(ctx, targets)
 		return nil
 	}
-	if f.k.fails { // which it cannot: it is tried again by itself
+	if f.k.fails { // Set cannot fail: it retries by itself
 		_ = set()
 		return
 	}
 	_ = f.k.call("Set", set)
 }
 
-// killableCloud is a Cloud between whose calls the controller may die.
+// killableCloud is a Cloud whose calls may crash the controller.
 type killableCloud struct {
 	c Cloud
 	k *crasher

@@ -19,7 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// endpoint is one at an address and node; its flags say what its conditions are: r ready, s serving, t terminating.
+// endpoint returns an endpoint at an address and node; its flags set the conditions: r ready, s serving, t terminating.
 func endpoint(addr, node, flags string) discoveryv1.Endpoint {
 	is := func(flag rune) *bool {
 		for _, f := range flags {
@@ -36,7 +36,7 @@ func sliceOf(port int32, all ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice
 	return &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Endpoints: all, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: &port}}}
 }
 
-// node is one with an address; flags: r ready, x excluded from load balancers, d to be deleted.
+// node returns a node with an address; flags: r ready, x excluded from load balancers, d to be deleted.
 func node(name, flags string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
 	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}, {Type: corev1.NodeInternalIP, Address: "10.0.0." + name[1:]}, {Type: corev1.NodeInternalIP, Address: "fd00::" + name[1:]}}
@@ -59,7 +59,7 @@ func TestBackends(t *testing.T) {
 	port := corev1.ServicePort{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}
 	key := types.NamespacedName{Namespace: "demo", Name: "a"}
 	checked := service.Want{Backends: service.NodePorts, Local: true, HealthCheckPort: 31000}
-	// local are nodes with an endpoint each, and what their health check ports said.
+	// local returns nodes with an endpoint each, and the answers of their health check ports.
 	local := func(nodes string, answers ...probes.Answer) *endpoints {
 		e := &endpoints{answers: map[netip.AddrPort]probes.Answer{}}
 		var at []discoveryv1.Endpoint
@@ -88,11 +88,11 @@ func TestBackends(t *testing.T) {
 			of:   &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {sliceOf(8080, endpoint("10.1.0.1", "n1", "st"), endpoint("10.1.0.2", "n1", "rs"))}}},
 			have: "10.1.0.1:8080(draining) 10.1.0.2:8080",
 		},
-		"where all are terminating those serve that can": {
+		"if all are terminating, serving ones get connections": {
 			of:   &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {sliceOf(8080, endpoint("10.1.0.1", "n1", "st"), endpoint("10.1.0.2", "n1", "t"))}}},
 			have: "10.1.0.1:8080 10.1.0.2:8080(draining)",
 		},
-		"another port, an address that nothing routes to": {
+		"another port, an unroutable address": {
 			of: &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {
 				sliceOf(8080, endpoint("127.0.0.1", "n1", "rs"), endpoint("169.254.1.1", "n1", "rs")),
 				{AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{endpoint("10.1.0.9", "n1", "rs")}, Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(8443))}}},
@@ -111,12 +111,12 @@ func TestBackends(t *testing.T) {
 			want: service.Want{Import: "hello"},
 			have: "10.2.0.1:8080",
 		},
-		"an imported Service whose only port is called otherwise": {
+		"an imported Service whose only port has another name": {
 			of:   &endpoints{imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{{Namespace: "demo", Name: "hello"}: {sliceOf(8080, endpoint("10.2.0.1", "n1", "rs"))}}},
 			want: service.Want{Import: "hello"}, port: "web",
 			have: "10.2.0.1:8080",
 		},
-		"a Service whose only port is called otherwise than its endpoints'": {
+		"a Service whose only port has another name than its endpoints'": {
 			of:   &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {sliceOf(8080, endpoint("10.1.0.1", "n1", "rs"))}}},
 			port: "web", have: "",
 		},
@@ -130,7 +130,7 @@ func TestBackends(t *testing.T) {
 			want: service.Want{Backends: service.NodePorts}, family: corev1.IPv6Protocol,
 			have: "[fd00::1]:30080",
 		},
-		"no node is heard of": {
+		"no node is ready": {
 			of:   &endpoints{nodes: []*corev1.Node{node("n1", ""), node("n2", ""), node("n3", "x")}},
 			want: service.Want{Backends: service.NodePorts},
 			have: "10.0.0.1:30080 10.0.0.2:30080",
@@ -143,7 +143,7 @@ func TestBackends(t *testing.T) {
 			want: service.Want{Backends: service.NodePorts, Local: true},
 			have: "10.0.0.1:30080*2 10.0.0.2:30080",
 		},
-		"Local: a node that refuses, one that is silent and one not asked yet, beside one that serves": {
+		"Local: a refusing, a silent and an unprobed node beside a serving one": {
 			of:   local("n1 n2 n3 n4", probes.Refusing, probes.Silent, probes.Unknown, probes.Serving),
 			want: checked, have: "10.0.0.1:30080(draining) 10.0.0.2:30080(draining) 10.0.0.3:30080 10.0.0.4:30080",
 		},
@@ -151,7 +151,7 @@ func TestBackends(t *testing.T) {
 			of:   local("n1 n2 n3", probes.Refusing, probes.Silent, probes.Unknown),
 			want: checked, have: "10.0.0.1:30080 10.0.0.2:30080 10.0.0.3:30080",
 		},
-		"Local: only a node that goes serves": {
+		"Local: only a leaving node serves": {
 			of:   local("n1 n2d", probes.Silent, probes.Serving),
 			want: checked, have: "10.0.0.1:30080 10.0.0.2:30080(draining)",
 		},
@@ -189,7 +189,7 @@ func TestBackends(t *testing.T) {
 	}
 }
 
-// A port of an import is found by its name, or by being the only one on both sides.
+// A port of an import matches by name, or if both sides have a single port.
 func TestImportPort(t *testing.T) {
 	ports := func(names string) (of []*discoveryv1.EndpointSlice) {
 		for name := range strings.FieldsSeq(names) {
@@ -221,7 +221,7 @@ func TestImportPort(t *testing.T) {
 	}
 }
 
-// Each group of gateways has the VIPs of its pools, with what the Services at them ask for.
+// Each group of gateways has the VIPs of its pools with their Services.
 func TestVIPs(t *testing.T) {
 	s := Settings{Cluster: "c", Pools: []Pool{
 		{Name: "one", Announce: desired.ByBGP, Return: desired.Routed, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}},

@@ -19,8 +19,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// movingSettings are testSettings with a pool whose floating IP moves.
-func movingSettings() Settings {
+// movingSettings are testSettings with a failover IP pool.
+func failoverSettings() Settings {
 	s := testSettings()
 	s.Pools = append(s.Pools, Pool{Name: "moving", Announce: desired.ByNone, Return: desired.Masquerade, FailoverIP: &FailoverIPPool{FloatingNetwork: openstacktest.External}})
 	return s
@@ -35,18 +35,18 @@ func failoverTestbed(t *testing.T) *testbed {
 		n.Spec.Address = openstacktest.GatewayAddrs[i].String()
 		w.noError(w.api.Update(t.Context(), n))
 	}
-	w.startWith(movingSettings(), nil)
+	w.startWith(failoverSettings(), nil)
 	w.noError(w.Sync(t.Context()))
 	return w
 }
 
-// refresh lets the worker look at gateways, and Services after that.
+// refresh refreshes the gateways, and then the Services.
 func (w *testbed) refresh() {
 	w.t.Helper()
 	w.noError(errors.Join(w.Refresh(w.t.Context()), w.converge()))
 }
 
-// A floating IP that moves leads to one gateway, and to another one when that dies for good, is cordoned, or goes.
+// A failover IP leads to one gateway, and moves when that gateway dies, is cordoned, or is deleted.
 func TestFailoverIP(t *testing.T) {
 	w := failoverTestbed(t)
 	clock := time.Now()
@@ -88,7 +88,7 @@ func TestFailoverIP(t *testing.T) {
 		}
 	}
 	leads("at first", openstacktest.Gateway1)
-	w.startWith(movingSettings(), nil)
+	w.startWith(failoverSettings(), nil)
 	w.now = func() time.Time { return clock }
 	w.noError(w.Sync(t.Context()))
 	leads("after a restart", openstacktest.Gateway1)
@@ -140,7 +140,7 @@ func TestFailoverIP(t *testing.T) {
 	}
 }
 
-// What a pool had that the settings have no more is given back.
+// Objects of a pool that was removed from the settings are deleted.
 func TestRemovedPools(t *testing.T) {
 	list := func() Settings {
 		s := testSettings()
@@ -151,8 +151,8 @@ func TestRemovedPools(t *testing.T) {
 		pool  string
 		after Settings
 	}{
-		"of a floating IP that moves": {"moving", testSettings()},
-		"of Neutron":                  {"public", list()},
+		"with a failover IP": {"moving", testSettings()},
+		"with Neutron":       {"public", list()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := failoverTestbed(t)
@@ -172,7 +172,7 @@ func TestRemovedPools(t *testing.T) {
 	}
 }
 
-// A gateway whose GatewayNode is wrong keeps its floating IP while it answers, and only then.
+// A gateway with an invalid GatewayNode keeps its failover IP only while it answers.
 func TestFailoverIPOfInvalidGateway(t *testing.T) {
 	for name, restarts := range map[string]bool{"it dies": false, "it dies, and the controller restarts": true} {
 		t.Run(name, func(t *testing.T) {
@@ -201,8 +201,8 @@ func TestFailoverIPOfInvalidGateway(t *testing.T) {
 			leads("a while later", openstacktest.Gateway1)
 			w.gateways.away["gw1"] = errors.New("connection refused")
 			if restarts {
-				delete(w.gateways.states, "gw1") // that it ever answered nobody remembers
-				w.startWith(movingSettings(), nil)
+				delete(w.gateways.states, "gw1") // as if it had never answered
+				w.startWith(failoverSettings(), nil)
 				w.now = now
 				w.noError(w.Sync(t.Context()))
 			}
@@ -213,7 +213,7 @@ func TestFailoverIPOfInvalidGateway(t *testing.T) {
 	}
 }
 
-// What fails at one gateway's port does not put off the moment at which another one is given up.
+// An error at one gateway's port does not delay the timeout of another, silent gateway.
 func TestSilentGatewayDespiteError(t *testing.T) {
 	w := failoverTestbed(t)
 	w.create(w.newService("a", annotation(service.AnnotationPool, "moving"), 80))
@@ -239,7 +239,7 @@ func TestSilentGatewayDespiteError(t *testing.T) {
 	}
 }
 
-// What a pool whose floating IP moves cannot have is said.
+// Services that ask a failover IP pool for something impossible get a message.
 func TestFailoverIPRefusesServices(t *testing.T) {
 	w := failoverTestbed(t)
 	w.create(w.newService("a", annotation(service.AnnotationPool, "moving"), 80))
@@ -277,7 +277,7 @@ func TestFailoverIPRefusesServices(t *testing.T) {
 	}
 }
 
-// An address to which somebody else's floating IP leads already is left to that one.
+// An address with another cluster's floating IP is left alone.
 func TestFailoverIPSkipsTakenAddress(t *testing.T) {
 	w := failoverTestbed(t)
 	theirs := w.connect("cluster-b")
@@ -298,13 +298,13 @@ func TestFailoverIPSettings(t *testing.T) {
 		"set one of neutron, failoverIP and addresses":                      func(s *Settings) { s.Pools[2].Addresses = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} },
 		"pools[3].group: the floating IP of pool moving already leads":      func(s *Settings) { s.Pools = append(s.Pools, s.Pools[2]); s.Pools[3].Name = "more" },
 	} {
-		s := movingSettings()
+		s := failoverSettings()
 		change(&s)
 		if err := s.Complete(); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want %q in it", err, says)
 		}
 	}
-	s := movingSettings()
+	s := failoverSettings()
 	if err := s.Complete(); err != nil {
 		t.Error(err)
 	}

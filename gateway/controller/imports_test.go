@@ -15,7 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// importSlice is one of an import's, of a cluster, with an endpoint for each address.
+// importSlice returns a slice of an import, of a cluster, with an endpoint for each address.
 func (w *testbed) importSlice(name, cluster, port string, addrs ...string) *discoveryv1.EndpointSlice {
 	s := w.endpointSlice(name, []int32{80}, addrs...)
 	s.Name = name + "-" + cluster
@@ -24,7 +24,8 @@ func (w *testbed) importSlice(name, cluster, port string, addrs ...string) *disc
 	return s
 }
 
-// A Service before a ServiceImport has an address as any other one, and the import's endpoints of all clusters behind it.
+// A Service before a ServiceImport has an address like any other, with the import's endpoints of all clusters as
+// backends.
 func TestServiceBeforeAnImport(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
@@ -32,7 +33,7 @@ func TestServiceBeforeAnImport(t *testing.T) {
 		s.Spec.Selector = nil
 		annotation(service.AnnotationServiceImport, "hello")(s)
 	}
-	w.create(w.endpointSlice("a", []int32{80}, "10.1.0.9")) // somebody's who thinks that it is a Service as others
+	w.create(w.endpointSlice("a", []int32{80}, "10.1.0.9")) // a slice with the label of Services
 	w.create(w.newService("a", imports, 80), w.newService("other", nil, 443))
 	has := func(step string, reason string, want ...string) {
 		t.Helper()

@@ -13,9 +13,9 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// One test for each 'If interrupted' of the seed design, with its words; TestKilledAtEveryCall has all the moments between.
+// One test for each "If interrupted" of the design, with its words; TestKilledAtEveryCall covers all moments between.
 
-// interrupt lets the worker die at the first call of a kind, after it had its effect, while it settles a change.
+// interrupt crashes the worker after the first call of a kind took effect, while it reconciles a change.
 func (w *testbed) interrupt(kind string, change func()) *crasher {
 	w.t.Helper()
 	k := &crasher{crashMode: crashMode{kind: kind, after: true}}
@@ -42,7 +42,7 @@ func TestInterruptedAddOfUnmanageableService(t *testing.T) {
 	w.unmappedAndManaged("a", k)
 }
 
-// UpdateFunc, managed and can not be managed, UnmapService: the same words. The controller was there when it became so.
+// UpdateFunc, managed and can not be managed, UnmapService: the same words. The controller was running when it became so.
 func TestInterruptedUpdateOfUnmanageableService(t *testing.T) {
 	w := newTestbed(t)
 	w.create(w.newService("a", nil, 80))
@@ -51,7 +51,7 @@ func TestInterruptedUpdateOfUnmanageableService(t *testing.T) {
 	w.unmappedAndManaged("a", k)
 }
 
-// unmappedAndManaged lets another controller recover, which finds a Service without a port, and with the finalizer.
+// unmappedAndManaged recovers with another controller, which finds a Service without a port and with the finalizer.
 func (w *testbed) unmappedAndManaged(name string, k *crasher) {
 	w.t.Helper()
 	if s := w.get(name); !k.dead || !managed(s) || s.Annotations[service.AnnotationPort] != "" {
@@ -110,7 +110,7 @@ func TestInterruptedAssignment(t *testing.T) {
 	w.recover()
 	w.interrupt("Patch", func() {
 		s := w.newService("new", annotation(service.AnnotationManaged, "true"), 443)
-		s.Finalizers = []string{service.Finalizer} // taken over already
+		s.Finalizers = []string{service.Finalizer} // already taken over
 		w.create(s)
 	})
 	port := w.get("new").Annotations[service.AnnotationPort]
@@ -128,7 +128,7 @@ func TestInterruptedAssignment(t *testing.T) {
 func TestInterruptedCreationOfAPort(t *testing.T) {
 	w := newTestbed(t)
 	w.interrupt("CreatePort", func() { w.create(w.newService("a", nil, 80)) })
-	w.remove("a") // nobody will ask for it again
+	w.remove("a") // no other Service will ask for it
 	w.recover()
 	w.checkInvariants()
 	if ports, fips := w.fake.Objects(); len(ports)+len(fips) > 0 {
@@ -187,7 +187,7 @@ func TestInterruptedDeletionOfFloatingIPs(t *testing.T) {
 	w := newTestbed(t)
 	w.create(w.newService("a", nil, 80), w.newService("b", nil, 80))
 	w.recover()
-	w.interrupt("DeletePort", func() { w.remove("a") }) // which leaves its floating IP
+	w.interrupt("DeletePort", func() { w.remove("a") }) // its floating IP is left
 	if _, fips := w.fake.Objects(); len(fips) != 2 {
 		t.Fatalf("it was killed elsewhere: %v", fips)
 	}
@@ -204,7 +204,7 @@ func TestInterruptedUpdateOfAgents(t *testing.T) {
 	k := &crasher{crashMode: crashMode{kind: "Set"}}
 	w.startWith(testSettings(), k)
 	w.noError(w.Sync(t.Context()))
-	k.armed = true // before it has an effect
+	k.armed = true // before it takes effect
 	w.create(w.newService("a", nil, 80))
 	_ = w.converge()
 	if !k.dead || len(w.gateways.states["gw1"].VIPs) > 0 {
@@ -227,7 +227,7 @@ func TestInterruptedReportToServices(t *testing.T) {
 	w.startWith(testSettings(), k)
 	w.noError(w.Sync(t.Context()))
 	w.noError(w.converge())
-	k.armed = true // before it has an effect
+	k.armed = true // before it takes effect
 	w.gateways.refuse["gw2"] = w.refusal("a")
 	w.requeued = append(w.requeued, gatewaysKey)
 	_ = w.converge()

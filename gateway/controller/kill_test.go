@@ -10,10 +10,10 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// TestKilledAtEveryCall kills the controller after each of its calls had its effect, which is before the next one, and then lets
-// a new one recover; or lets only one call fail, and the same controller go on. Nothing leaks, everybody has what they asked for,
-// and whoever was reached at an address and asks for nothing else still is. In full length it kills at reads of the API server,
-// too, and lets all calls fail; else some.
+// TestKilledAtEveryCall kills the controller after each of its calls took effect, which is before the next one, and then
+// lets a new controller recover. In other runs only one call fails, and the same controller continues. Nothing leaks,
+// every Service has what it asks for, and a Service that asks for nothing else keeps its address. The full run also kills
+// at reads of the API server and lets all calls fail.
 func TestKilledAtEveryCall(t *testing.T) {
 	full := os.Getenv("ISTHMUS_FULL_LENGTH") != ""
 	ways, steps := []crashMode{{after: true}, {fails: true, reads: true}}, []int{1, 4}
@@ -31,17 +31,17 @@ func TestKilledAtEveryCall(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, change func(*testbed)
 		moves          []string // Services whose addresses may change
-		calls          int      // that the change takes, at least
+		calls          int      // minimum number of calls of the change
 	}{
 		"MapService": {
 			func(*testbed) {},
 			func(w *testbed) { w.create(w.newService("new", nil, 80)) }, nil, 16,
 		},
-		"MapService, to a port that another Service has": {
+		"MapService, to a port of another Service": {
 			func(w *testbed) { w.create(w.newService("old", nil, 80)) },
 			func(w *testbed) { w.create(w.newService("new", annotate(service.AnnotationExternalIPs, "true"), 443)) }, nil, 13,
 		},
-		"MapService, dual stack, a floating IP that is kept": {
+		"MapService, dual stack, a retained floating IP": {
 			func(w *testbed) { w.create(w.newService("old", nil, 80)) },
 			func(w *testbed) {
 				w.create(w.newService("new", func(s *corev1.Service) {
@@ -72,13 +72,13 @@ func TestKilledAtEveryCall(t *testing.T) {
 			[]string{"a"},
 			19,
 		},
-		"RemapService, to a floating IP that moves": {
+		"RemapService, to a failover IP": {
 			func(w *testbed) { w.create(w.newService("a", nil, 80), w.newService("b", nil, 443)) },
 			func(w *testbed) { w.edit("a", annotate(service.AnnotationPool, "moving")) },
 			[]string{"a"},
 			17,
 		},
-		"UnmapService, of a floating IP that moves": {
+		"UnmapService, of a failover IP": {
 			func(w *testbed) { w.create(w.newService("a", annotate(service.AnnotationPool, "moving"), 80)) },
 			func(w *testbed) { w.remove("a") }, nil, 10,
 		},
@@ -88,7 +88,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 			},
 			func(w *testbed) { w.remove("a") }, nil, 17,
 		},
-		"UnmapService, of a port that another Service has": {
+		"UnmapService, of a shared port": {
 			func(w *testbed) {
 				w.create(w.newService("a", nil, 80))
 				w.noError(w.converge())
@@ -96,7 +96,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 			},
 			func(w *testbed) { w.remove("a") }, nil, 11,
 		},
-		"UnmapService, kept away": {
+		"UnmapService, not managed by choice": {
 			func(w *testbed) { w.create(w.newService("a", annotate(service.AnnotationExternalIPs, "true"), 80)) },
 			func(w *testbed) { w.edit("a", annotate(service.AnnotationManaged, "false")) },
 			[]string{"a"},
@@ -109,7 +109,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 				kills := 0
 				for at := 1; ; at += steps[i] {
 					k := &crasher{crashMode: way}
-					w.startWith(movingSettings(), k)
+					w.startWith(failoverSettings(), k)
 					w.noError(w.Sync(t.Context()))
 					tc.before(w)
 					w.noError(w.converge())
@@ -123,13 +123,13 @@ func TestKilledAtEveryCall(t *testing.T) {
 					tc.change(w)
 					_ = w.converge()
 					k.at = 0
-					for _, n := range w.names() { // what was said before the kill counts too
+					for _, n := range w.names() { // events before the crash count too
 						if s := w.get(n.Name); !slices.Contains(tc.moves, n.Name) && len(addresses(s)) > 0 {
 							reached[n.Name] = addresses(s)
 						}
 					}
 					if !way.fails {
-						w.startWith(movingSettings(), nil)
+						w.startWith(failoverSettings(), nil)
 						w.noError(w.Sync(t.Context()))
 					}
 					w.noError(w.converge())
@@ -157,7 +157,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 	}
 }
 
-// empty removes all Services, and holds that nothing is left of them.
+// empty deletes all Services, and verifies that nothing is left of them.
 func (w *testbed) empty() {
 	w.t.Helper()
 	for _, n := range w.names() {

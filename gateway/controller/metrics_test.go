@@ -9,7 +9,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
 )
 
-// gauges are what a scrape says of the project's quota, by metric and resource.
+// gauges returns the exported quota of the project, by metric and resource.
 func gauges(t *testing.T) map[string]float64 {
 	t.Helper()
 	families, err := metrics.Registry.Gather()
@@ -29,7 +29,7 @@ func gauges(t *testing.T) map[string]float64 {
 	return all
 }
 
-// Whoever scrapes sees how far the project's quota is used before it is exhausted, also while Neutron is away.
+// The metrics show the usage of the quota before it is exhausted, also while Neutron does not answer.
 func TestQuotaGauges(t *testing.T) {
 	w := newTestbed(t)
 	w.fake.SetQuota("floatingip", 5)
@@ -39,7 +39,7 @@ func TestQuotaGauges(t *testing.T) {
 	says := func(step string) {
 		t.Helper()
 		got := gauges(t)
-		for what, want := range map[string]float64{ // two ports are the gateways'
+		for what, want := range map[string]float64{ // two ports are those of the gateways
 			"isthmus_gateway_quota_used port": 4, "isthmus_gateway_quota_limit port": -1, "isthmus_gateway_quota_used floatingip": 2, "isthmus_gateway_quota_limit floatingip": 5,
 		} {
 			if is, ok := got[what]; !ok || is != want {

@@ -54,7 +54,7 @@ func (w *worker) setUnmanaged(ctx context.Context, s *corev1.Service) error {
 }
 
 // MapService gives a Service an L2 port and updates the gateways.
-func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service.Want, sc notify) error {
+func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service.Want, update agentUpdate) error {
 	pool := w.settings.pool(want.Pool)
 	families := common(want.Families, pool.families())
 	if len(families) == 0 {
@@ -64,9 +64,9 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 		return w.reportRefused(ctx, s, err)
 	}
 	want.Floating = floating(s, want.Floating, pool, families)
-	had, unclean := s.Annotations[service.AnnotationPort], w.cleanupNeeded
-	p, settled := w.unchanged(s, want, families)
-	if !settled || sc == batch {
+	had, needed := s.Annotations[service.AnnotationPort], w.cleanupNeeded
+	p, ok := w.unchanged(s, want, families)
+	if !ok || update == deferred {
 		var err error
 		if p, err = w.choosePort(ctx, s, want, pool, families); err != nil {
 			return w.reportRefused(ctx, s, err)
@@ -79,7 +79,7 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	if err := w.allocations.Take(claim(s, want, p.ID)); err != nil {
 		return err // choosePort has checked it
 	}
-	w.cleanupNeeded = unclean || had != "" && had != p.ID // the Service now uses the new port
+	w.cleanupNeeded = needed || had != "" && had != p.ID // the Service now uses the new port
 	w.services[s.UID] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	for _, m := range w.sharers(p.ID, s.UID) { // the floating IP may have changed
 		if m.port.Floating != p.Floating {
@@ -87,7 +87,7 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 			w.requeue(m.name)
 		}
 	}
-	if sc == single {
+	if update == immediate {
 		if err := w.UpdateAgents(ctx); err != nil {
 			return err
 		}
@@ -110,8 +110,8 @@ func addressesChanged(s *corev1.Service, to []netip.Addr) bool {
 
 // RemapService is MapService for a Service with an L2 port. It keeps the port as long as the port exists and satisfies
 // it.
-func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want service.Want, sc notify) error {
-	return w.MapService(ctx, s, want, sc)
+func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want service.Want, update agentUpdate) error {
+	return w.MapService(ctx, s, want, update)
 }
 
 // unchanged returns the port of a Service that already has what it asks for. The cloud, which may be slow or unreachable,
@@ -238,7 +238,7 @@ func (w *worker) assign(ctx context.Context, s *corev1.Service, p port, want ser
 }
 
 // UnmapService takes the port away from a Service, updates the gateways, and deletes what no Service uses any more.
-func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, sc notify) error {
+func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, update agentUpdate) error {
 	err := w.patch(ctx, s, func(s *corev1.Service) {
 		annotate(s, service.AnnotationPort, "")
 		setExternalIPs(s, nil)
@@ -249,7 +249,7 @@ func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, sc notify)
 	w.forget(s.UID)
 	w.cleanupNeeded = true
 	w.event(s, corev1.EventTypeNormal, "Unmapped", "no longer reachable through the gateways")
-	if sc == batch {
+	if update == deferred {
 		return nil
 	}
 	return w.updateAndClean(ctx)

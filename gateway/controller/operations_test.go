@@ -27,7 +27,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// annotation returns a change of a Service.
+// annotation returns a change that sets an annotation.
 func annotation(name, value string) func(*corev1.Service) {
 	return func(s *corev1.Service) {
 		if s.Annotations == nil {
@@ -37,7 +37,7 @@ func annotation(name, value string) func(*corev1.Service) {
 	}
 }
 
-// The three handlers of the seed design, event by event.
+// The three handlers of the design, event by event.
 func TestHandlers(t *testing.T) {
 	w := newTestbed(t)
 	portOf := func(name string) string { return w.get(name).Annotations[service.AnnotationPort] }
@@ -65,7 +65,7 @@ func TestHandlers(t *testing.T) {
 	had, writes := portOf("a"), w.writes.Load()
 	handle("a")
 	handle("a")
-	if portOf("a") != had || len(w.events) > 0 || w.writes.Load() > writes+1 { // that the gateways have it may be news
+	if portOf("a") != had || len(w.events) > 0 || w.writes.Load() > writes+1 { // the verdict of the gateways may be new
 		t.Errorf("managed with a port: port %s, events %v, %d writes", portOf("a"), w.events, w.writes.Load()-writes)
 	}
 	w.edit("a", annotation(service.AnnotationManaged, "false"))
@@ -86,7 +86,7 @@ func TestHandlers(t *testing.T) {
 	}
 }
 
-// Services share a port while their L4 ports do not collide, and whoever asks for the same gets the same.
+// Services share a port while their L4 ports do not collide. The same request gets the same port.
 func TestServicesShareAPort(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
@@ -141,7 +141,7 @@ func (w *testbed) count() (asked func() map[string]int) {
 	}
 }
 
-// said is how many events there were for a reason.
+// said returns the number of events with a reason.
 func (w *testbed) said(reason string) (n int) {
 	for _, e := range w.events {
 		if strings.HasPrefix(e, reason+" ") {
@@ -151,7 +151,7 @@ func (w *testbed) said(reason string) (n int) {
 	return n
 }
 
-// Of two Services whose annotations claim the same, the older one keeps it.
+// If two Services claim the same ports by annotation, the older one keeps them.
 func TestCollidingClaims(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
@@ -177,7 +177,7 @@ func TestCollidingClaims(t *testing.T) {
 	}
 }
 
-// The addresses that a user put into spec.externalIPs stay, whatever the controller does with its own.
+// The user's spec.externalIPs stay, whatever the controller does with its own.
 func TestExternalIPs(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
@@ -257,7 +257,7 @@ func TestRetainedFloatingIP(t *testing.T) {
 	}
 }
 
-// What somebody takes away by hand is made anew, and the Service says where it is reached now.
+// Objects that were deleted by hand are created again, and the Service reports its new address.
 func TestDeletedByHand(t *testing.T) {
 	for name, tc := range map[string]struct {
 		remove func(w *testbed, port, floating string)
@@ -267,7 +267,7 @@ func TestDeletedByHand(t *testing.T) {
 			func(w *testbed, _, floating string) { w.fake.Remove(floating) },
 			map[string]int{"POST floatingip": 1},
 		},
-		"the port": { // of which a floating IP is left
+		"the port": { // a floating IP of it is left
 			func(w *testbed, port, _ string) { w.fake.Remove(port) },
 			map[string]int{"POST port": 1, "POST floatingip": 1, "PUT port": 2, "DELETE floatingip": 1},
 		},
@@ -324,7 +324,7 @@ func TestQuotaExhausted(t *testing.T) {
 	w.checkInvariants()
 }
 
-// first breaks the first n requests of Neutron.
+// first breaks the first n requests to Neutron.
 func first(n int, fault openstacktest.Fault) func(*http.Request) openstacktest.Fault {
 	return func(*http.Request) openstacktest.Fault {
 		if n--; n >= 0 {
@@ -334,7 +334,7 @@ func first(n int, fault openstacktest.Fault) func(*http.Request) openstacktest.F
 	}
 }
 
-// Nothing that a cloud does wrong loses what a Service has, or lets anything leak.
+// No fault of the cloud takes anything away from a Service, or leaks an object.
 func TestCloudFaults(t *testing.T) {
 	for name, fault := range map[string]openstacktest.Fault{
 		"503": openstacktest.Refuse, "no answer": openstacktest.Lose, "token expired": openstacktest.Expire, "401": openstacktest.Deny, "412": openstacktest.Stale, "409": openstacktest.Taken,
@@ -380,7 +380,7 @@ func TestCloudFaults(t *testing.T) {
 	}
 }
 
-// A Neutron that does not answer holds nothing up for longer than a call may take, whatever it is asked.
+// A hanging Neutron blocks nothing for longer than the timeout of a call.
 func TestHangingCloud(t *testing.T) {
 	const patience = 200 * time.Millisecond
 	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
@@ -421,7 +421,7 @@ func TestHangingCloud(t *testing.T) {
 	}
 }
 
-// A request that is wrong is said, and costs a Service nothing of what it has.
+// An invalid request is reported, and the Service keeps what it has.
 func TestInvalidSpecKeepsAddresses(t *testing.T) {
 	in := func(pool, floating string) func(*corev1.Service) {
 		return func(s *corev1.Service) {
@@ -433,13 +433,13 @@ func TestInvalidSpecKeepsAddresses(t *testing.T) {
 		change func(*corev1.Service)
 		says   string
 	}{
-		"unknown pool":               {annotation(service.AnnotationPool, "gold"), `annotation gateway.isthmus.dev/pool is "gold"`},
-		"SCTP":                       {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not balanced by gateways"},
-		"no such address":            {annotation(service.AnnotationFloatingIP, "203.0.113.250"), "the project has no floating IP 203.0.113.250"},
-		"a pool of the other family": {annotation(service.AnnotationPool, "six"), "pool six has only [IPv6]"},
-		"allocated of a list":        {in("list", "allocate"), "pool list has no floating IPs"},
-		"one by name, of a list":     {in("list", "203.0.113.250"), "pool list has no floating IPs"},
-		"allocated of no network":    {in("plain", "allocate"), "pool plain has no floating IPs"},
+		"unknown pool":                 {annotation(service.AnnotationPool, "gold"), `annotation gateway.isthmus.dev/pool is "gold"`},
+		"SCTP":                         {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not supported by gateways"},
+		"no such address":              {annotation(service.AnnotationFloatingIP, "203.0.113.250"), "the project has no floating IP 203.0.113.250"},
+		"a pool of the other family":   {annotation(service.AnnotationPool, "six"), "pool six has only [IPv6]"},
+		"allocation from a list":       {in("list", "allocate"), "pool list has no floating IPs"},
+		"a named one of a list":        {in("list", "203.0.113.250"), "pool list has no floating IPs"},
+		"allocation without a network": {in("plain", "allocate"), "pool plain has no floating IPs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTestbed(t)
@@ -457,7 +457,7 @@ func TestInvalidSpecKeepsAddresses(t *testing.T) {
 			made, _ := w.fake.Objects()
 			w.edit("a", tc.change)
 			w.create(w.newService("new", tc.change, 443)) // which has nothing
-			for range 2 {                                 // with what is remembered, and without
+			for range 2 {                                 // with and without the remembered spec
 				w.noError(w.converge())
 				s := w.get("a")
 				for _, of := range []*corev1.Service{s, w.get("new")} {
@@ -488,7 +488,7 @@ func TestAddressPairs(t *testing.T) {
 	foreign := netip.MustParsePrefix("198.51.100.7/32")
 	w.noError(w.cloud.SetAddressPairs(t.Context(), openstacktest.Gateway1, nil, []netip.Prefix{foreign}))
 	w.noError(w.Sync(t.Context()))
-	for i := range 9 { // with the foreign one, all that fit
+	for i := range 9 { // as many as fit beside the foreign one
 		w.create(w.newService(fmt.Sprintf("s%d", i), nil, 80))
 	}
 	w.noError(w.converge())
@@ -514,7 +514,7 @@ func TestAddressPairs(t *testing.T) {
 	if c := meta.FindStatusCondition(w.gateway("gw1").Status.Conditions, v1alpha1.ConditionAddressPairs); c == nil || c.Status != metav1.ConditionFalse {
 		t.Errorf("condition of the gateway: %+v", c)
 	}
-	// What a Service leaves is another one's at once, also after a restart, which does not know whose pairs were set.
+	// Pairs of a deleted Service are free for another one at once, also after a restart.
 	w.remove("s3")
 	_ = w.converge()
 	w.full("with one too many", map[string]int{openstacktest.Gateway1: 1})
@@ -533,8 +533,7 @@ func TestAddressPairs(t *testing.T) {
 	}
 }
 
-// full holds that as many Services as there is no room for at a gateway's port say so, and no others, and that a port with too
-// few places has no free one.
+// full verifies that exactly the Services without room at a gateway's port report it, and that such a port is full.
 func (w *testbed) full(step string, want map[string]int) {
 	w.t.Helper()
 	passes := map[string][]netip.Prefix{}
@@ -575,7 +574,7 @@ func (w *testbed) gateway(name string) *v1alpha1.GatewayNode {
 	return &n
 }
 
-// What gateways make of it stands in the statuses of Services and GatewayNodes.
+// Errors of gateways are in the statuses of Services and GatewayNodes.
 func TestFailingGateways(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
@@ -596,7 +595,7 @@ func TestFailingGateways(t *testing.T) {
 	}
 	w.create(w.newService("a", nil, 80), w.endpointSlice("a", []int32{80}, "10.1.0.1"))
 	asked := w.count()
-	// have holds what the gateways have: how many ports and backends each.
+	// have verifies the number of ports and backends at each gateway.
 	have := func(step string, gw1, gw2 [2]int) {
 		t.Helper()
 		for name, want := range map[string][2]int{"gw1": gw1, "gw2": gw2} {
@@ -646,11 +645,11 @@ func TestFailingGateways(t *testing.T) {
 	sets := w.gateways.states["gw1"]
 	want("two balancers in one group", "NoGateway", "MixedBalancers", "MixedBalancers")
 	if now := w.gateways.states["gw1"]; now.Hash() != sets.Hash() {
-		t.Error("a mixed group was told something")
+		t.Error("a mixed group received a state")
 	}
 }
 
-// A Service that has what it asks for is not held up by a cloud that is away, nor does it ask it anything.
+// A Service without changes neither waits for a cloud that is down, nor sends it requests.
 func TestUnchangedServicesNeedNoCloud(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
@@ -669,7 +668,7 @@ func TestUnchangedServicesNeedNoCloud(t *testing.T) {
 	}
 }
 
-// Nor is it because another Service left something that cannot be given back now.
+// Nor does it wait because another Service left objects that cannot be deleted now.
 func TestUnchangedServicesDoNotWait(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
@@ -705,7 +704,7 @@ func TestUnchangedServicesDoNotWait(t *testing.T) {
 	w.checkInvariants()
 }
 
-// A floating IP that leads to what Services have stays there, whoever names it.
+// A floating IP of other Services stays, even if another Service names it.
 func TestFloatingIPInUse(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Service){
 		"other families": func(s *corev1.Service) {
@@ -748,7 +747,7 @@ func TestFloatingIPInUse(t *testing.T) {
 	}
 }
 
-// Sources that cannot be read let nobody in, when nobody remembers those before.
+// Unreadable sources let no client in if the previous ones are unknown.
 func TestUnreadableSources(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
@@ -767,7 +766,7 @@ func TestUnreadableSources(t *testing.T) {
 	}
 }
 
-// A Service that goes while the cloud is away stays until what it had is given back.
+// A Service deleted during an outage of the cloud stays until its objects are deleted.
 func TestDeletedAfterCleanup(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
@@ -790,8 +789,8 @@ func TestDeletedAfterCleanup(t *testing.T) {
 	}
 }
 
-// A port is made before the Service says that it has it. When that could not be written, and the Service asks for something
-// else by the next attempt, the port does not stay until everything is looked at again.
+// A port is created before the Service records it. If the record fails and the Service then asks for something else, the
+// port is deleted without waiting for the next full sync.
 func TestUnrecordedPorts(t *testing.T) {
 	both := func(s *corev1.Service) {
 		s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
@@ -799,23 +798,23 @@ func TestUnrecordedPorts(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		fails  string // the first write of this kind to the API server
-		has    bool   // a port, before
-		sync   bool   // it is Sync's attempt
+		has    bool   // a previous port
+		sync   bool   // by Sync
 		change func(*testbed)
-		wrong  bool // what it asks for then
+		wrong  bool // the next request
 	}{
 		"it asks for another one":          {fails: "Patch", change: func(w *testbed) { w.edit("a", both) }},
 		"it asks for another one, at Sync": {fails: "Patch", sync: true, change: func(w *testbed) { w.edit("a", both) }},
 		"it moves to another one":          {fails: "Patch", has: true, change: func(w *testbed) { w.edit("a", func(s *corev1.Service) { s.Spec.IPFamilies = s.Spec.IPFamilies[:1] }) }},
 		"it moves, and its status is late": {fails: "Status", has: true, change: func(*testbed) {}},
-		"it goes":                          {fails: "Patch", change: func(w *testbed) { w.remove("a") }},
-		"it is let go":                     {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationManaged, "false")) }},
-		"it cannot be as it asks":          {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationPool, "none such")) }, wrong: true},
-		"all is given back, then it changes": {fails: "Patch", change: func(w *testbed) {
+		"it is deleted":                    {fails: "Patch", change: func(w *testbed) { w.remove("a") }},
+		"it is released":                   {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationManaged, "false")) }},
+		"its request becomes invalid":      {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationPool, "none such")) }, wrong: true},
+		"cleanup runs, then it changes": {fails: "Patch", change: func(w *testbed) {
 			w.noError(w.updateAndClean(w.t.Context()))
 			w.edit("a", both)
 		}},
-		"all is given back, then it goes": {fails: "Patch", change: func(w *testbed) {
+		"cleanup runs, then it is deleted": {fails: "Patch", change: func(w *testbed) {
 			w.noError(w.updateAndClean(w.t.Context()))
 			w.remove("a")
 		}},
@@ -852,7 +851,7 @@ func TestUnrecordedPorts(t *testing.T) {
 	}
 }
 
-// A Service with externalTrafficPolicy Local says so where its servers do not see clients' addresses, as long as it is so.
+// A Service with externalTrafficPolicy Local reports whether its backends do not see client addresses.
 func TestLocalWithoutClientAddresses(t *testing.T) {
 	w := newTestbed(t)
 	w.startWith(func() Settings {

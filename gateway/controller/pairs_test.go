@@ -20,8 +20,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// pairedWorld has a Service, and a pair of somebody else's at each gateway's port.
-func pairedWorld(t *testing.T) (w *testbed, foreign netip.Prefix) {
+// pairedWorld has a Service, and a foreign pair at each gateway's port.
+func pairedTestbed(t *testing.T) (w *testbed, foreign netip.Prefix) {
 	t.Helper()
 	w, foreign = newTestbed(t), netip.MustParsePrefix("198.51.100.7/32")
 	for _, port := range []string{openstacktest.Gateway1, openstacktest.Gateway2} {
@@ -33,7 +33,7 @@ func pairedWorld(t *testing.T) (w *testbed, foreign netip.Prefix) {
 	return w, foreign
 }
 
-// pairsAt holds how many pairs a port has, the foreign one among them.
+// pairsAt verifies the number of pairs of a port, including the foreign one.
 func (w *testbed) pairsAt(step, port string, foreign netip.Prefix, want int) {
 	w.t.Helper()
 	if pairs, err := w.cloud.AddressPairs(w.t.Context(), port); err != nil || len(pairs) != want || !slices.Contains(pairs, foreign) {
@@ -41,28 +41,28 @@ func (w *testbed) pairsAt(step, port string, foreign netip.Prefix, want int) {
 	}
 }
 
-// Our pairs go with a GatewayNode, after the gateway announces nothing any more; those of others stay. The controller may be
-// away when it is deleted, and Neutron when it should let it go.
+// When a GatewayNode is deleted, our pairs are removed after the gateway has withdrawn everything; foreign ones stay. The
+// controller may be down at the deletion, and Neutron at the removal.
 func TestPairsOfADeletedGateway(t *testing.T) {
-	w, foreign := pairedWorld(t)
+	w, foreign := pairedTestbed(t)
 	gone := func() bool {
 		var n v1alpha1.GatewayNode
 		return apierrors.IsNotFound(w.api.Get(t.Context(), types.NamespacedName{Name: "gw1"}, &n))
 	}
 	w.pairsAt("with a Service", openstacktest.Gateway1, foreign, 2)
 	w.noError(w.api.Delete(t.Context(), w.gateway("gw1")))
-	w.start() // a new one, which was away
+	w.start() // a new one, which was down
 	w.gateways.announced = map[string][]netip.Addr{"gw1": {netip.MustParseAddr("192.0.2.1")}}
 	w.noError(errors.Join(w.Sync(t.Context()), w.converge(), w.Refresh(t.Context())))
 	if s := w.gateways.states["gw1"]; !s.Cordoned || gone() {
-		t.Errorf("while it announces: cordoned %v, gone %v", s.Cordoned, gone())
+		t.Errorf("while it announces: cordoned %v, deleted %v", s.Cordoned, gone())
 	}
 	w.pairsAt("while it announces", openstacktest.Gateway1, foreign, 2)
 
 	w.gateways.announced = nil
 	w.fake.Fault = first(1, openstacktest.Refuse)
 	if err := w.Refresh(t.Context()); err == nil || gone() {
-		t.Errorf("with Neutron away: %v, gone %v", err, gone())
+		t.Errorf("with Neutron down: %v, deleted %v", err, gone())
 	}
 	w.fake.Fault = nil
 	w.noError(w.Refresh(t.Context()))
@@ -73,13 +73,13 @@ func TestPairsOfADeletedGateway(t *testing.T) {
 	}
 	w.noError(w.Refresh(t.Context()))
 	if _, ok := w.gateways.targets["gw1"]; ok {
-		t.Error("it is told something still")
+		t.Error("it still receives a state")
 	}
 }
 
-// While Neutron does nothing for gateways' ports, only Services say so whose VIPs it was not told of.
+// While Neutron accepts no pairs, only Services whose VIPs need new pairs report it.
 func TestPairsWhileNeutronIsAway(t *testing.T) {
-	w, foreign := pairedWorld(t)
+	w, foreign := pairedTestbed(t)
 	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
 		if r.Method == http.MethodPut {
 			return openstacktest.Refuse
@@ -107,16 +107,16 @@ func TestPairsWhileNeutronIsAway(t *testing.T) {
 	}
 }
 
-// A gateway whose port is gone from Neutron, or that does not answer, goes as well.
+// A gateway whose port is missing in Neutron, or that does not answer, is released as well.
 func TestPairsOfADeadGateway(t *testing.T) {
-	w, _ := pairedWorld(t)
+	w, _ := pairedTestbed(t)
 	clock := time.Now()
 	w.now = func() time.Time { return clock }
 	w.fake.Remove(openstacktest.Gateway1)
 	w.gateways.away["gw1"] = errors.New("connection refused")
 	w.noError(w.api.Delete(t.Context(), w.gateway("gw1")))
 	var n v1alpha1.GatewayNode
-	for _, passes := range []time.Duration{0, silenceTimeout - time.Second} { // its agent may be about to come back, and announce
+	for _, passes := range []time.Duration{0, silenceTimeout - time.Second} { // its agent may come back and announce again
 		clock = clock.Add(passes)
 		w.noError(errors.Join(w.Refresh(t.Context()), w.Refresh(t.Context())))
 		w.noError(w.api.Get(t.Context(), types.NamespacedName{Name: "gw1"}, &n))
@@ -128,11 +128,11 @@ func TestPairsOfADeadGateway(t *testing.T) {
 	}
 }
 
-// Our pairs follow a gateway to another port, from whichever moment on the controller knows.
+// Our pairs follow a gateway to another port, whenever the controller notices.
 func TestPairsOfAChangedPort(t *testing.T) {
 	for name, restart := range map[string]bool{"seen": false, "while the controller was away": true} {
 		t.Run(name, func(t *testing.T) {
-			w, foreign := pairedWorld(t)
+			w, foreign := pairedTestbed(t)
 			p, err := w.connect("theirs").CreatePort(t.Context(), openstack.PortRequest{Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4}, Purpose: "x"})
 			w.noError(errors.Join(err, w.cloud.SetAddressPairs(t.Context(), p.ID, nil, []netip.Prefix{foreign})))
 			n := w.gateway("gw1")
@@ -157,7 +157,7 @@ func TestPairsOfAChangedPort(t *testing.T) {
 	}
 }
 
-// stale has read GatewayNodes some time ago.
+// stale serves GatewayNodes that were read some time ago.
 type stale struct {
 	client.Client
 	nodes []v1alpha1.GatewayNode
@@ -173,9 +173,9 @@ func (s stale) List(ctx context.Context, list client.ObjectList, opts ...client.
 	return s.Client.List(ctx, list, opts...)
 }
 
-// What a cache does not know yet, that a pair is ours, is not forgotten.
+// A pair of ours that is missing in the cache is not forgotten.
 func TestPairsWithStaleCache(t *testing.T) {
-	w, foreign := pairedWorld(t)
+	w, foreign := pairedTestbed(t)
 	late := stale{Client: w.client}
 	for _, name := range []string{"gw1", "gw2"} {
 		late.nodes = append(late.nodes, *w.gateway(name))
@@ -197,7 +197,7 @@ func TestPairsWithStaleCache(t *testing.T) {
 	w.pairsAt("after all went", openstacktest.Gateway2, foreign, 1)
 }
 
-// Nor is it when the gateway gets another port meanwhile, or goes.
+// Nor is it when the gateway gets another port or is deleted meanwhile.
 func TestChangedPairsWithStaleCache(t *testing.T) {
 	for name, change := range map[string]func(*testbed){
 		"another port": func(w *testbed) {
@@ -205,10 +205,10 @@ func TestChangedPairsWithStaleCache(t *testing.T) {
 			n.Spec.NeutronPort = ""
 			w.noError(w.api.Update(w.t.Context(), n))
 		},
-		"it goes": func(w *testbed) { w.noError(w.api.Delete(w.t.Context(), w.gateway("gw1"))) },
+		"it is deleted": func(w *testbed) { w.noError(w.api.Delete(w.t.Context(), w.gateway("gw1"))) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, foreign := pairedWorld(t)
+			w, foreign := pairedTestbed(t)
 			was := *w.gateway("gw1")
 			w.create(w.newService("b", nil, 80))
 			w.noError(w.converge())
@@ -216,7 +216,7 @@ func TestChangedPairsWithStaleCache(t *testing.T) {
 			fresh := w.client
 			change(w)
 			is := w.gateway("gw1")
-			is.Status = was.Status // it has the change, and not yet what we wrote
+			is.Status = was.Status // it has the change, but not our last write
 			w.client = stale{Client: fresh, nodes: []v1alpha1.GatewayNode{*is, *w.gateway("gw2")}}
 			for range 3 {
 				_ = w.Refresh(t.Context())

@@ -35,7 +35,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// await waits until something is so.
+// await waits until a condition holds.
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -50,15 +50,15 @@ func await(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// balancerPart is a gateway's balancer that does nothing.
-type balancerPart struct{}
+// balancerPart is a balancer that does nothing.
+type idleBalancer struct{}
 
-func (balancerPart) Name() string                                   { return desired.ComponentBalancer }
-func (balancerPart) Apply(context.Context, *desired.State) error    { return nil }
-func (balancerPart) Drift(context.Context) ([]desired.Fault, error) { return nil, nil }
-func (balancerPart) Close(context.Context, bool) error              { return nil }
+func (idleBalancer) Name() string                                   { return desired.ComponentBalancer }
+func (idleBalancer) Apply(context.Context, *desired.State) error    { return nil }
+func (idleBalancer) Drift(context.Context) ([]desired.Fault, error) { return nil, nil }
+func (idleBalancer) Close(context.Context, bool) error              { return nil }
 
-// realGateway starts a gateway's agent and returns it, its URL, and how a controller connects to it.
+// realGateway starts a gateway's agent. It returns the agent, its URL, and the TLS configuration of a controller.
 func realGateway(t *testing.T, identity string) (*agent.Agent, string, func(string) *tls.Config) {
 	t.Helper()
 	authority, err := certs.NewAuthority("test", time.Now())
@@ -83,7 +83,7 @@ func realGateway(t *testing.T, identity string) (*agent.Agent, string, func(stri
 		t.Fatal(err)
 	}
 	a, err := agent.New(agent.Config{
-		Cluster: "cluster-a", Balancer: balancerPart{}, StatePath: filepath.Join(t.TempDir(), "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
+		Cluster: "cluster-a", Balancer: idleBalancer{}, StatePath: filepath.Join(t.TempDir(), "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -100,8 +100,8 @@ func realGateway(t *testing.T, identity string) (*agent.Agent, string, func(stri
 	return a, "https://" + listener.Addr().String(), source(certs.Controller).Client
 }
 
-// TestRun lets the controller run as in a pod, with the rights that its role gives it, on a real API server and against the
-// agent of a gateway: from a Service to what the gateway has, and back to nothing.
+// TestRun runs the controller as in a pod, with the rights of its role, against a real API server and the agent of a
+// gateway: a Service is created, applied, and deleted again.
 func TestRun(t *testing.T) {
 	w := newAPITestbed(t)
 	a, url, connect := realGateway(t, "gw1")
@@ -136,7 +136,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("gw2, which is nowhere: %+v", c)
 	}
 
-	// Whoever has the Lease ends; the other takes over and changes nothing.
+	// When the holder of the Lease ends, the other replica takes over and changes nothing.
 	had := addresses(w.get("a"))
 	leader, standby := first, second
 	if !isElected(first) {
@@ -145,19 +145,18 @@ func TestRun(t *testing.T) {
 	w.noError(leader.stop())
 	await(t, "the other takes over", func() bool { return isElected(standby) && standby.Ready() == nil })
 	w.remove("a")
-	await(t, "the Service is gone", func() bool { return len(w.names()) == 0 })
+	await(t, "the Service was deleted", func() bool { return len(w.names()) == 0 })
 	if ports, fips := w.fake.Objects(); len(ports)+len(fips) > 0 {
 		t.Errorf("of a Service at %v are left: ports %v, floating IPs %v", had, ports, fips)
 	}
 	w.noError(standby.stop())
 }
 
-// Of two controllers only the one with the Lease does anything, and when somebody takes it away, nobody: the one that had it is
-// fenced before its next look at everything and before each write to Neutron, and the other waits for what it takes for a third
-// one.
+// Only the holder of the Lease works. When another holder takes the Lease, the previous one is fenced before its next
+// sync and before each write to Neutron, and the other replica waits.
 func TestTwoControllersAndALease(t *testing.T) {
 	w := newAPITestbed(t)
-	one, two := w.run(nobody), w.run(nobody)
+	one, two := w.run(noTLS), w.run(noTLS)
 	await(t, "one of them works", func() bool { return isElected(one) && one.Ready() == nil || isElected(two) && two.Ready() == nil })
 	if isElected(one) == isElected(two) {
 		t.Fatal("both work")
@@ -188,7 +187,7 @@ func TestTwoControllersAndALease(t *testing.T) {
 		t.Error("the other one works")
 	}
 	w.noError(standby.stop())
-	_ = leader.stop() // which may have noticed
+	_ = leader.stop() // it may have noticed
 	t.Logf("1 of 2 worked, and then none; %d requests of Neutron", asked)
 }
 
@@ -205,7 +204,7 @@ func writes(ctx context.Context, c Cloud) map[string]error {
 	}
 }
 
-// Whoever is fenced writes nothing to a cloud, and reads on; whoever is not does all of it.
+// A fenced cloud refuses all writes and allows reads; otherwise it passes everything on.
 func TestFencedCloud(t *testing.T) {
 	w := newTestbed(t)
 	asked, out := 0, errors.New("the Lease is another's")
@@ -234,10 +233,10 @@ func TestFencedCloud(t *testing.T) {
 	}
 }
 
-// nobody is how to reach gateways that are not there.
-func nobody(string) *tls.Config { return new(tls.Config) }
+// noTLS is the TLS configuration for gateways that do not exist.
+func noTLS(string) *tls.Config { return new(tls.Config) }
 
-// running is a controller that runs.
+// running is a running controller.
 type running struct {
 	*Controller
 	cancel context.CancelFunc
@@ -258,7 +257,7 @@ func (r *running) stop() error {
 	return <-r.ended
 }
 
-// run starts a controller with the rights of its role and no others.
+// run starts a controller with only the rights of its role.
 func (w *testbed) run(connect func(string) *tls.Config) *running {
 	w.t.Helper()
 	w.grant()
@@ -273,7 +272,8 @@ func (w *testbed) run(connect func(string) *tls.Config) *running {
 	return r
 }
 
-// grant gives the user isthmus-gateway-controller what the generated roles say, the namespaced one in the world's namespace.
+// grant gives the user isthmus-gateway-controller the rights of the generated roles, the namespaced one in the testbed's
+// namespace.
 func (w *testbed) grant() {
 	w.t.Helper()
 	text, err := os.ReadFile("rbac/role.yaml")
@@ -291,14 +291,14 @@ func (w *testbed) grant() {
 			var role rbacv1.Role
 			w.noError(yaml.Unmarshal([]byte(doc), &role))
 			role.Namespace = w.ns
-			// The chart adds the Secrets that its value passwordSecrets names.
+			// The chart adds the Secrets of its value passwordSecrets.
 			role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"router"}, Verbs: []string{"get"}})
 			w.ensure(&role, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: role.Name}, Subjects: user, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind.Kind, Name: role.Name}})
 		}
 	}
 }
 
-// ensure creates what is not there.
+// ensure creates missing objects.
 func (w *testbed) ensure(objs ...client.Object) {
 	w.t.Helper()
 	for _, o := range objs {
@@ -308,7 +308,7 @@ func (w *testbed) ensure(objs ...client.Object) {
 	}
 }
 
-// TestGatewayNodes holds that the API server refuses what cannot be meant, and says which field.
+// TestGatewayNodes verifies that the API server refuses invalid GatewayNodes, and names the field.
 func TestGatewayNodes(t *testing.T) {
 	w := newAPITestbed(t)
 	for name, tc := range map[string]struct {

@@ -18,8 +18,9 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// TestTwoClustersOfOneProject lets two clusters come, change and go at random in one project, with controllers that are killed
-// at random calls: in the end nothing is left, and neither ever wrote to what is the other's.
+// TestTwoClustersOfOneProject creates, changes and deletes Services of two clusters in one project at random, with
+// controllers killed at random calls. In the end nothing is left, and neither cluster ever wrote to an object of the
+// other.
 func TestTwoClustersOfOneProject(t *testing.T) {
 	cycles := 20
 	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
@@ -28,7 +29,7 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, uint64(cycles)))
 	a, b := newTestbed(t), newTestbed(t)
 	b.fake = a.fake
-	wrote := [2]map[string]bool{{}, {}} // which objects of Neutron
+	wrote := [2]map[string]bool{{}, {}} // objects in Neutron
 	for i, w := range []*testbed{a, b} {
 		c, err := openstack.Connect(t.Context(), openstack.Config{
 			Cloud: "test", File: w.fake.CloudsYAML(t), Cluster: []string{"cluster-a", "cluster-b"}[i],
@@ -38,7 +39,7 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 		w.cloud = c
 	}
 	settings := testSettings()
-	settings.AddressPairs = PairNone // the two have the same gateways' ports
+	settings.AddressPairs = PairNone // both clusters use the same gateway ports
 	other := settings
 	other.Cluster = "cluster-b"
 	kills := 0
@@ -86,13 +87,13 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 	t.Logf("%d cycles, %d kills; the clusters wrote to %d and %d objects of Neutron", cycles, kills, len(wrote[0]), len(wrote[1]))
 }
 
-// noting remembers the objects of Neutron that a client created, changed or deleted, or tried to, by id.
+// noting records the ids of the Neutron objects that a client wrote to, or tried to.
 type noting struct {
 	to    http.RoundTripper
 	wrote map[string]bool
 }
 
-// RoundTrip is that of http.RoundTripper.
+// RoundTrip implements http.RoundTripper.
 func (n noting) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := n.to.RoundTrip(r)
 	if err != nil || r.Method == http.MethodGet {
@@ -107,7 +108,7 @@ func (n noting) RoundTrip(r *http.Request) (*http.Response, error) {
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(body))
 		if resp.StatusCode != http.StatusCreated {
-			return resp, nil // a refusal
+			return resp, nil // an error response
 		}
 		var made map[string]struct{ ID string }
 		if err := json.Unmarshal(body, &made); err != nil {
@@ -119,7 +120,7 @@ func (n noting) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// change adds, changes or removes a Service or two at random.
+// change creates, changes or deletes one or two Services at random.
 func (w *testbed) change(random *rand.Rand) {
 	w.t.Helper()
 	for range random.IntN(3) + 1 {
@@ -140,7 +141,7 @@ func (w *testbed) change(random *rand.Rand) {
 	}
 }
 
-// both holds that the two clusters have what their Services have, and nothing else is there.
+// both verifies that the two clusters have the objects of their Services and no others.
 func both(t *testing.T, worlds ...*testbed) {
 	t.Helper()
 	used := map[string]bool{}

@@ -55,17 +55,17 @@ func TestMain(m *testing.M) {
 	os.Exit(apitest.Run(m, &apiServer))
 }
 
-// world is a cluster, a namespace of the API server, a project in OpenStack, and two gateways.
+// testbed is a cluster in a namespace of the API server, an OpenStack project, and two gateways.
 type testbed struct {
 	t        *testing.T
 	ns       string
-	api      client.WithWatch // the namespace alone; all of what is in none
+	api      client.WithWatch // objects of the namespace, and cluster-scoped ones
 	fake     *openstacktest.Fake
 	cloud    *openstack.Client
 	gateways *fakeAgents
 	writes   atomic.Int32
 	events   []string
-	requeued []types.NamespacedName // asked for by again
+	requeued []types.NamespacedName // by requeue
 	*worker
 }
 
@@ -83,15 +83,15 @@ func testSettings() Settings {
 	}
 }
 
-// newWorld is one whose API is in memory: what a call costs there, tests with many calls can pay.
+// newTestbed returns a testbed with an in-memory API, which is fast enough for tests with many calls.
 func newTestbed(t *testing.T) *testbed {
 	t.Helper()
-	// Who owns which field nobody asks here, and to find out takes a fifth of the time.
+	// No test needs managed fields, and computing them takes a fifth of the time.
 	objects := clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
 	return withGateways(newBareTestbed(t, fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(objects).WithStatusSubresource(&corev1.Service{}, &v1alpha1.GatewayNode{}).Build()))
 }
 
-// realWorld is one with the API server, which others use too: tests with one follow one another.
+// newAPITestbed returns a testbed with the API server. Tests with one run one after another, because they share it.
 func newAPITestbed(t *testing.T) *testbed {
 	t.Helper()
 	config := apiServer.Config(t)
@@ -116,7 +116,7 @@ func withGateways(w *testbed) *testbed {
 	return w
 }
 
-// dismissed takes a GatewayNode away, whatever it waits for.
+// deleteNode deletes a GatewayNode, whatever it waits for.
 func (w *testbed) deleteNode(name string) {
 	ctx := context.WithoutCancel(w.t.Context())
 	n := gatewayNode(name)
@@ -125,10 +125,10 @@ func (w *testbed) deleteNode(name string) {
 	w.noError(client.IgnoreNotFound(w.api.Patch(ctx, n, free)))
 }
 
-// bareWorld has no gateways and no worker.
+// newBareTestbed returns a testbed without gateways and worker.
 func newBareTestbed(t *testing.T, api client.WithWatch) *testbed {
 	t.Helper()
-	w := &testbed{t: t, ns: fmt.Sprintf("world-%d", testbeds.Add(1)), fake: openstacktest.NewFake(t), gateways: newFakeAgents()}
+	w := &testbed{t: t, ns: fmt.Sprintf("testbed-%d", testbeds.Add(1)), fake: openstacktest.NewFake(t), gateways: newFakeAgents()}
 	if err := api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func newBareTestbed(t *testing.T, api client.WithWatch) *testbed {
 	return w
 }
 
-// within lists what is in one namespace, or in none.
+// namespaced lists objects of one namespace, and cluster-scoped ones.
 type namespaced struct {
 	client.WithWatch
 	namespace string
@@ -153,7 +153,7 @@ func (c namespaced) List(ctx context.Context, list client.ObjectList, opts ...cl
 	return c.WithWatch.List(ctx, list, opts...)
 }
 
-// end takes the Services' finalizers away: they would stay for ever.
+// end removes the Services' finalizers: they would stay for ever.
 func (w *testbed) end() {
 	ctx := context.WithoutCancel(w.t.Context())
 	var list corev1.ServiceList
@@ -174,10 +174,10 @@ func (w *testbed) connect(cluster string) *openstack.Client {
 	return c
 }
 
-// start makes a new worker that knows nothing, as after a kill.
+// start creates a new worker, as after a crash.
 func (w *testbed) start() { w.startWith(testSettings(), nil) }
 
-// startWith is start with a killer between the worker and everything else; nil for none.
+// startWith is start with a crasher around all calls of the worker; nil for none.
 func (w *testbed) startWith(s Settings, k *crasher) {
 	w.t.Helper()
 	w.noError(s.Complete())
@@ -202,7 +202,7 @@ func (w *testbed) startWith(s Settings, k *crasher) {
 	w.init()
 }
 
-// recorder remembers events as "reason service: text".
+// recorder records events as "reason service: text".
 type recorder struct{ w *testbed }
 
 var _ events.EventRecorder = recorder{}
@@ -211,7 +211,7 @@ func (r recorder) Eventf(about, _ runtime.Object, _, reason, _, format string, a
 	r.w.events = append(r.w.events, fmt.Sprintf("%s %s: %s", reason, about.(client.Object).GetName(), fmt.Sprintf(format, args...)))
 }
 
-// saw reports whether an event began so, and forgets all.
+// hasEvent reports whether an event has a prefix, and clears the events.
 func (w *testbed) hasEvent(prefix string) bool {
 	defer func() { w.events = nil }()
 	return slices.ContainsFunc(w.events, func(e string) bool { return strings.HasPrefix(e, prefix) })
@@ -231,7 +231,7 @@ func (w *testbed) create(objs ...client.Object) {
 	}
 }
 
-// balanced is a Service for the gateways.
+// newService returns a Service for the gateways.
 func (w *testbed) newService(name string, change func(*corev1.Service), ports ...int32) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
@@ -251,7 +251,7 @@ func (w *testbed) newService(name string, change func(*corev1.Service), ports ..
 	return s
 }
 
-// endpointSlice is one of a Service, with an endpoint for each address.
+// endpointSlice returns a slice of a Service, with an endpoint for each address.
 func (w *testbed) endpointSlice(svc string, ports []int32, addrs ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: svc + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: svc}},
@@ -305,17 +305,17 @@ func (w *testbed) names() (all []types.NamespacedName) {
 	return all
 }
 
-// rounds bounds how often settle looks at everything.
+// rounds bounds the rounds of converge.
 const rounds = 8
 
-// settle hands every Service to the worker as often as something changes, as events would; the error is of the last round.
+// converge reconciles every Service until nothing changes, as events would. The error is that of the last round.
 func (w *testbed) converge() (err error) {
 	w.t.Helper()
 	for range rounds {
 		before := w.writes.Load()
 		names := append(w.names(), w.requeued...)
 		for _, m := range w.sorted() {
-			names = append(names, m.name) // those that are gone, too
+			names = append(names, m.name) // includes deleted ones
 		}
 		w.requeued = nil
 		slices.SortFunc(names, func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
@@ -337,7 +337,7 @@ func (w *testbed) converge() (err error) {
 	return errors.Join(err, fmt.Errorf("it still writes after %d rounds", rounds))
 }
 
-// recover lets a new worker find out what is, and settle it.
+// recover starts a new worker and lets it converge.
 func (w *testbed) recover() {
 	w.t.Helper()
 	w.start()
@@ -345,7 +345,7 @@ func (w *testbed) recover() {
 	w.noError(w.converge())
 }
 
-// addresses are a Service's by its status.
+// addresses returns the addresses in a Service's status.
 func addresses(s *corev1.Service) (all []string) {
 	for _, i := range s.Status.LoadBalancer.Ingress {
 		all = append(all, i.IP)
@@ -353,7 +353,7 @@ func addresses(s *corev1.Service) (all []string) {
 	return all
 }
 
-// check holds what must be so whenever everything is settled: nothing leaks, nothing is missing, and all say the same.
+// checkInvariants verifies a converged testbed: nothing leaks, nothing is missing, and all sides agree.
 func (w *testbed) checkInvariants() {
 	w.t.Helper()
 	ctx := w.t.Context()
@@ -361,7 +361,7 @@ func (w *testbed) checkInvariants() {
 	w.noError(err)
 	used := map[string]bool{}
 	vips := map[string]bool{}
-	moving := port{} // that has a floating IP which moves
+	moving := port{} // with a failover IP
 	var list corev1.ServiceList
 	w.noError(w.api.List(ctx, &list))
 	for i := range list.Items {
@@ -428,7 +428,7 @@ func (w *testbed) checkInvariants() {
 		w.t.Errorf("floating IP %+v leads to no gateway", moving.Floating)
 	}
 	if len(w.gateways.states) != 2 {
-		w.t.Errorf("%d gateways were told something, want 2", len(w.gateways.states))
+		w.t.Errorf("%d gateways received a state, want 2", len(w.gateways.states))
 	}
 	for name, state := range w.gateways.states {
 		have, want := map[string]bool{}, maps.Clone(vips)
@@ -447,7 +447,7 @@ func (w *testbed) checkInvariants() {
 	}
 }
 
-// fleetFake is gateways that do at once what they are told.
+// fakeAgents are gateways that apply states at once.
 type fakeAgents struct {
 	states  map[string]desired.State
 	refuse  map[string]*agents.Refused // by gateway
@@ -474,7 +474,7 @@ func (f *fakeAgents) Set(_ context.Context, targets map[string]agents.Target) {
 	}
 }
 
-// mapFull is what a gateway says that has no room for a Service.
+// refusal is the answer of a gateway whose map has no room for a Service.
 func (w *testbed) refusal(name string) *agents.Refused {
 	fault := desired.Fault{Component: desired.ComponentBalancer, Services: []string{w.ns + "/" + name}, Message: "map full"}
 	return &agents.Refused{Status: 422, Refusal: desired.Refusal{Message: "no", Faults: []desired.Fault{fault}}}
@@ -483,9 +483,9 @@ func (w *testbed) refusal(name string) *agents.Refused {
 func (f *fakeAgents) Reports() map[string]agents.Report {
 	all := map[string]agents.Report{}
 	for name, t := range f.targets {
-		s, told := f.states[name]
+		s, known := f.states[name]
 		if t.Hold {
-			if !told {
+			if !known {
 				continue
 			}
 			t.State = s

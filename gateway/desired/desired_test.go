@@ -31,7 +31,7 @@ func example() State {
 	}
 }
 
-// Each thing that can be wrong is told by its field, and nothing else is.
+// Each fault is reported with its field, and nothing else is.
 func TestValidate(t *testing.T) {
 	first := func(s *State) *Frontend { return &s.VIPs[0].Frontends[0] }
 	for field, spoil := range map[string]func(*State){
@@ -86,7 +86,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// A VIP without a backend for new connections is not to be announced.
+// A VIP without a backend for new connections is not announced.
 func TestServes(t *testing.T) {
 	s := example()
 	v := &s.VIPs[0]
@@ -99,7 +99,7 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// What a person reads names the part and the field.
+// The text of faults names the component and the field.
 func TestFaultsText(t *testing.T) {
 	have := Faults{{Component: ComponentBGP, Message: "no route"}, {Component: ComponentRequest, Field: "group", Message: "is missing"}}.Error()
 	if want := "bgp: no route; group: is missing"; have != want {

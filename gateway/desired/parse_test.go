@@ -28,7 +28,7 @@ func TestParseRoundTrip(t *testing.T) {
 	}
 }
 
-// The hash is of the state as it came, however it is written.
+// The hash covers the received bytes of the state, in any formatting.
 func TestParseHashesReceivedBytes(t *testing.T) {
 	b := []byte(`{"state": {"balancer": "nftables", "group": "edge", "cluster": "a"} , "hash": "HASH", "generation": 1}`)
 	sum := sha256.Sum256([]byte(`{"balancer": "nftables", "group": "edge", "cluster": "a"}`))
@@ -47,15 +47,15 @@ func TestParseRefuses(t *testing.T) {
 	made := NewRequest(1, example())
 	good := made.JSON()
 	for name, tt := range map[string]struct{ old, by, want string }{
-		"another state than the hash's": {`"port":443`, `"port":444`, "hash is"},
-		"a field that nobody knows":     {`"generation"`, `"colour":1,"generation"`, "colour"},
-		"two requests":                  {"", "{}", "something follows"},
-		"half a request":                {`"hash"`, "", "read the request"},
-		"a hash alone":                  {string(good), `{"hash":""}`, "hash is"},
-		"no object":                     {string(good), `[]`, "not a JSON object"},
-		"two states":                    {`"state"`, `"state":{},"state"`, "twice"},
-		"VIPs in two places":            {`"vrrp"`, `"VIPs":[{}],"vrrp"`, "twice"},
-		"nothing":                       {string(good), "", "EOF"},
+		"a state that differs from the hash": {`"port":443`, `"port":444`, "hash is"},
+		"an unknown field":                   {`"generation"`, `"colour":1,"generation"`, "colour"},
+		"two requests":                       {"", "{}", "something follows"},
+		"half a request":                     {`"hash"`, "", "read the request"},
+		"a hash alone":                       {string(good), `{"hash":""}`, "hash is"},
+		"no object":                          {string(good), `[]`, "not a JSON object"},
+		"two states":                         {`"state"`, `"state":{},"state"`, "twice"},
+		"VIPs in two places":                 {`"vrrp"`, `"VIPs":[{}],"vrrp"`, "twice"},
+		"nothing":                            {string(good), "", "EOF"},
 	} {
 		b := []byte(strings.Replace(string(good), tt.old, tt.by, 1))
 		if tt.old == "" {
@@ -67,7 +67,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// VIPs that were read before are the same ones, and those that changed are read.
+// Unchanged VIPs are reused, and changed ones are decoded.
 func TestParseReusesVIPs(t *testing.T) {
 	s := example()
 	odd := s.VIPs[0]
@@ -95,7 +95,7 @@ func TestParseReusesVIPs(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is cut apart and put together again is what encoding/json reads.
+// FuzzParse compares Parse with encoding/json.
 func FuzzParse(f *testing.F) {
 	made := NewRequest(1, example())
 	f.Add(made.JSON())

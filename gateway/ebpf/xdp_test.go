@@ -68,13 +68,19 @@ func TestXDP(t *testing.T) {
 func everyWayBackByXDP(t *testing.T, w *testbed) {
 	t.Helper()
 	w.sumUp(true)
-	before := w.balancers[0].Sent()
-	everyWayBack(t, w)
-	// 3 ways, 2 families, 40 clients with 3 queries each: all queries but the first by UDP, all by TCP, and all
-	// replies but the first. Some packets are due for a check, more of them on a busy machine.
-	if n, want := w.balancers[0].Sent()-before, uint64(3*2*40*(2+2+3+3)); n < want/2 {
-		t.Errorf("drivers have forwarded %d packets, want most of %d", n, want)
+	// 3 ways, 2 families, 40 clients with 3 queries each: all queries but the first by UDP, all by TCP, and all replies but
+	// the first. A packet whose flow is due for a check takes the kernel's path; on a slow machine these are many. One round
+	// in which the drivers forward most packets is enough.
+	const want, rounds = 3 * 2 * 40 * (2 + 2 + 3 + 3), 10
+	var sent []uint64
+	for range rounds {
+		before := w.balancers[0].Sent()
+		everyWayBack(t, w)
+		if sent = append(sent, w.balancers[0].Sent()-before); sent[len(sent)-1] >= want/2 {
+			return
+		}
 	}
+	t.Errorf("in %d rounds the drivers have forwarded %d packets, want most of %d in one", rounds, sent, want)
 }
 
 // A driver must not forward a packet whose checksum is incomplete: no device would complete it.
@@ -116,17 +122,20 @@ func withoutXDP(t *testing.T, w *testbed) {
 		}
 		return w.balancers[0].Sent() - before
 	}
-	if n := asks(); n < 30 {
-		t.Errorf("drivers have forwarded %d packets, want nearly 40", n)
-	}
+	// Of 40 packets, the drivers forward all but those whose flow is due for a check. More than 20 are queries and replies.
+	w.until(func() bool { return asks() > 20 }, "the drivers forward queries and replies")
 	w.check(w.machine.Do(func() error { return w.setCables(netlab.GRO, false) }))
 	if d := w.drift(0); len(d) != 1 || !strings.Contains(d[0].Message, "XDP") {
 		t.Errorf("drift %v, want the devices of the XDP program", d)
 	}
 	w.apply(state(desired.Routed, 1))
-	if n := asks(); n < 10 || n > 20 {
-		t.Errorf("drivers have forwarded %d packets, want only the replies: nearly 20", n)
-	}
+	w.until(func() bool {
+		n := asks()
+		if n > 20 {
+			t.Fatalf("the drivers have forwarded %d packets, want at most the 20 replies", n)
+		}
+		return n > 0
+	}, "the drivers forward replies")
 	if d := w.drift(0); len(d) > 0 {
 		t.Errorf("drift %v after the repair", d)
 	}

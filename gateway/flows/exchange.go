@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
@@ -77,14 +78,14 @@ type Exchange struct {
 	refused      uint64             // requests of peers
 	pending      map[Flow]time.Time // flows that wait for their VIP or backend, by arrival
 	revision     uint64             // number of SetPeers calls
-	retryPending chan struct{}      // holds a value when pending flows may be importable
+	retryPending signal.Signal      // notified when pending flows may be importable
 }
 
 // New returns an exchange without peers.
 func New(s Sharer, own *certs.Source, log *slog.Logger) *Exchange {
 	return &Exchange{
 		sharer: s, own: own, log: log, instance: rand.Text(), peers: map[desired.PeerGateway]*peer{}, exportAgain: make(chan struct{}),
-		pending: map[Flow]time.Time{}, retryPending: make(chan struct{}, 1),
+		pending: map[Flow]time.Time{}, retryPending: signal.New(),
 	}
 }
 
@@ -93,7 +94,7 @@ func (x *Exchange) SetPeers(peers []desired.PeerGateway) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.revision++
-	signal(x.retryPending)
+	x.retryPending.Notify()
 	for id, p := range x.peers {
 		if !slices.Contains(peers, id) {
 			p.stop()
@@ -312,7 +313,7 @@ func (x *Exchange) onPeerInstance(p *peer, instance string) {
 	if was == instance || was == "" {
 		return
 	}
-	signal(p.returned)
+	p.returned.Notify()
 	close(x.exportAgain)
 	x.exportAgain = make(chan struct{})
 }
@@ -366,7 +367,7 @@ func (x *Exchange) retry(ctx context.Context) {
 		case <-tick.C:
 			x.expirePending()
 			continue
-		case <-x.retryPending:
+		case <-x.retryPending.C():
 		}
 		x.mu.Lock()
 		waiting := x.pending

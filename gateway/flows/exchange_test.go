@@ -20,11 +20,11 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// fake is a balancer that has what it is given.
+// fake is a balancer with given flows.
 type fake struct {
 	opens chan Flow
 	mu    sync.Mutex
-	has   []Flow // from the beginning
+	has   []Flow // from the start
 	heard []Flow
 	late  map[netip.AddrPort]bool // backends that it does not have yet
 }
@@ -67,7 +67,7 @@ func (f *fake) Import(all []Flow) (early []Flow, err error) {
 	return early, nil
 }
 
-// comes gives it a backend that was late.
+// comes adds a late backend.
 func (f *fake) comes(backend netip.AddrPort) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,24 +80,24 @@ func (f *fake) knows(o Flow) bool {
 	return slices.Contains(f.heard, o)
 }
 
-// flow is one of many.
+// flow returns one of many flows.
 func flow(port uint16) Flow {
 	at := func(a string, port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), port) }
 	client := at("192.0.2.1", port)
 	return Flow{Protocol: "TCP", Client: client, VIP: at("198.51.100.7", 80), Backend: at("10.1.0.1", 8080), Source: client}
 }
 
-// gateway is an exchange that can be reached.
+// gateway is an exchange with an address.
 type gateway struct {
 	*Exchange
 	balancer fake
-	mate     desired.PeerGateway
+	self     desired.PeerGateway
 	own      *certs.Source
 	server   *http.Server
 	at       string
 }
 
-// newGateways returns some of one authority.
+// newGateways returns gateways with certificates of one authority.
 func newGateways(t *testing.T, names ...string) (all []*gateway) {
 	t.Helper()
 	authority, err := certs.NewAuthority("test", time.Now())
@@ -123,7 +123,7 @@ func newGateways(t *testing.T, names ...string) (all []*gateway) {
 		g := &gateway{own: own, balancer: fake{opens: make(chan Flow)}, at: "127.0.0.1:0"}
 		g.Exchange = New(&g.balancer, own, slog.New(slog.DiscardHandler))
 		g.listen(t)
-		g.mate = desired.PeerGateway{URL: "https://" + g.at, Name: name}
+		g.self = desired.PeerGateway{URL: "https://" + g.at, Name: name}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {
@@ -163,17 +163,17 @@ func await(t *testing.T, is func() bool, otherwise string) {
 	}
 }
 
-// A gateway hears of what was there before it came, of what opens, and after it was away of what it missed.
+// A gateway receives the flows from before its start, new ones, and those that it missed while it was unreachable.
 func TestExchange(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	old := flow(1)
 	g[0].balancer.has = []Flow{old}
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
-	await(t, func() bool { return g[1].balancer.knows(old) }, "what was there is not told")
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
+	await(t, func() bool { return g[1].balancer.knows(old) }, "existing flows are not sent")
 	g[0].balancer.opens <- flow(2)
-	await(t, func() bool { return g[1].balancer.knows(flow(2)) }, "what opens is not told")
+	await(t, func() bool { return g[1].balancer.knows(flow(2)) }, "new flows are not sent")
 
 	if err := g[1].server.Close(); err != nil {
 		t.Fatal(err)
@@ -182,55 +182,55 @@ func TestExchange(t *testing.T) {
 	sight := func() PeerStats { return g[0].Stats().Peers[0] }
 	await(t, func() bool { s := sight(); return s.Fault != "" && s.Queued == 1 && s.Failed > 0 }, "it is not to be seen that a gateway is away")
 	g[1].listen(t)
-	await(t, func() bool { return g[1].balancer.knows(flow(3)) }, "what opened meanwhile is not told")
+	await(t, func() bool { return g[1].balancer.knows(flow(3)) }, "flows that opened meanwhile are not sent")
 	await(t, func() bool { s := sight(); return s.Fault == "" && s.Queued == 0 && s.Sent == 3 }, "it is not to be seen that a gateway is back")
 	if have := g[1].Stats().Peers[0]; have.Gateway != "gateway-1" || have.Received != 3 {
 		t.Errorf("the other end has seen %+v", have)
 	}
 
-	g[2].SetPeers([]desired.PeerGateway{g[0].mate})
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate, g[2].mate})
-	await(t, func() bool { return g[2].balancer.knows(old) }, "who is new hears nothing of what is there")
-	g[0].SetPeers([]desired.PeerGateway{g[2].mate})
+	g[2].SetPeers([]desired.PeerGateway{g[0].self})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self, g[2].self})
+	await(t, func() bool { return g[2].balancer.knows(old) }, "a new peer does not receive existing flows")
+	g[0].SetPeers([]desired.PeerGateway{g[2].self})
 	g[0].balancer.opens <- flow(4)
-	await(t, func() bool { return g[2].balancer.knows(flow(4)) }, "what opens is not told to who is left")
+	await(t, func() bool { return g[2].balancer.knows(flow(4)) }, "a remaining peer does not receive new flows")
 	if g[1].balancer.knows(flow(4)) {
-		t.Error("who left the group is told")
+		t.Error("a removed peer receives flows")
 	}
 }
 
-// A gateway that starts anew, having forgotten everything, hears at once of what there is, though nothing opens: before its router
-// leads packets of it here.
+// A gateway that restarted empty receives all flows at once, although none opens: before its router sends packets of them
+// here.
 func TestPeerRestarts(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
 	g[0].balancer.has = []Flow{flow(1)}
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
-	await(t, func() bool { return g[1].balancer.knows(flow(1)) }, "what was there is not told")
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
+	await(t, func() bool { return g[1].balancer.knows(flow(1)) }, "existing flows are not sent")
 	if err := g[1].server.Close(); err != nil {
 		t.Fatal(err)
 	}
 	next := &gateway{own: g[1].own, at: g[1].at}
 	next.Exchange = New(&next.balancer, next.own, slog.New(slog.DiscardHandler))
-	next.SetPeers([]desired.PeerGateway{g[0].mate})
+	next.SetPeers([]desired.PeerGateway{g[0].self})
 	t.Cleanup(func() { next.SetPeers(nil) })
 	next.listen(t)
 	t.Cleanup(func() { _ = next.server.Close() })
-	await(t, func() bool { return next.balancer.knows(flow(1)) }, "what was there is not told to who has started anew")
+	await(t, func() bool { return next.balancer.knows(flow(1)) }, "a restarted peer does not receive existing flows")
 }
 
-// Whoever starts knows what there is when Hear returns, before anybody has told it, and waits for nobody who is away.
+// PullAll imports all flows of reachable peers before it returns, and does not wait for unreachable ones.
 func TestPullAll(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	g[0].balancer.has = []Flow{flow(1), flow(2)}
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
-	await(t, func() bool { return g[1].Stats().Refused > 0 }, "who has no group yet was told") // so it is told again a second later
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
+	await(t, func() bool { return g[1].Stats().Refused > 0 }, "a gateway without peers received flows") // so the next attempt is a second later
 	if err := g[2].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate, g[2].mate})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self, g[2].self})
 	g[1].PullAll(t.Context(), false)
 	for _, f := range g[0].balancer.has {
 		if !g[1].balancer.knows(f) {
@@ -238,9 +238,9 @@ func TestPullAll(t *testing.T) {
 		}
 	}
 	heard := len(g[1].balancer.heard)
-	g[1].PullAll(t.Context(), false) // who was asked is not asked again
+	g[1].PullAll(t.Context(), false) // a peer is asked only once
 	if have := len(g[1].balancer.heard); have != heard {
-		t.Errorf("%d flows were heard again", have-heard)
+		t.Errorf("%d flows were pulled again", have-heard)
 	}
 	g[1].PullAll(t.Context(), true)
 	if have := len(g[1].balancer.heard); have < heard+2 {
@@ -248,15 +248,15 @@ func TestPullAll(t *testing.T) {
 	}
 }
 
-// Others know everything when TellAll returns, which waits for nobody who is away.
+// PushAll sends all flows to reachable peers before it returns, and does not wait for unreachable ones.
 func TestPushAll(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	if err := g[2].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate, g[2].mate})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self, g[2].self})
 	for port := range uint16(2*maxBatch + 1) {
 		g[0].balancer.has = append(g[0].balancer.has, flow(port+1))
 	}
@@ -268,26 +268,26 @@ func TestPushAll(t *testing.T) {
 	}
 }
 
-// A flow whose backend is not there yet is known as soon as it is, and the gateway that told of it need not live so long.
+// A flow without its backend is imported when the backend appears, even if the sender is gone by then.
 func TestFlowArrivesBeforeItsBackend(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
 	g[1].balancer.late = map[netip.AddrPort]bool{flow(1).Backend: true}
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	g[0].balancer.opens <- flow(1)
-	await(t, func() bool { return g[1].Stats().Pending == 1 }, "what came early does not wait")
+	await(t, func() bool { return g[1].Stats().Pending == 1 }, "a flow without its backend is not pending")
 	if err := g[0].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate}) // of something else
-	await(t, func() bool { return len(g[1].retryPending) == 0 && g[1].Stats().Pending == 1 }, "what came early waits no more")
+	g[1].SetPeers([]desired.PeerGateway{g[0].self}) // of another backend
+	await(t, func() bool { return len(g[1].retryPending.C()) == 0 && g[1].Stats().Pending == 1 }, "a flow without its backend is no longer pending")
 	g[1].balancer.comes(flow(1).Backend)
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
-	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Stats().Pending == 0 }, "what came early is not known later")
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
+	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Stats().Pending == 0 }, "a pending flow was not imported")
 }
 
-// A backend that comes while flows with it are looked at is not missed, and flows do not wait for ever.
+// A backend that appears during an import is not missed, and flows do not wait for ever.
 func TestPendingFlows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -322,7 +322,7 @@ func TestPendingFlows(t *testing.T) {
 	})
 }
 
-// meanwhile is a balancer that gets its backends while it is told of flows with them for the first time.
+// meanwhile is a balancer that gets its backends during the first import of their flows.
 type meanwhile struct {
 	Sharer
 	applied func()
@@ -341,11 +341,11 @@ func (m *meanwhile) Import(all []Flow) ([]Flow, error) {
 	return nil, nil
 }
 
-// Only the group is heard, and only with flows that can be.
+// Only peers may send flows, and only valid ones.
 func TestRefusedRequests(t *testing.T) {
 	t.Parallel()
-	g := newGateways(t, "gateway-1", "gateway-2", "stranger")
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
+	g := newGateways(t, "gateway-1", "gateway-2", "unknown")
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	other, short, unknown := flow(1), flow(1), flow(1)
 	other.Backend = netip.MustParseAddrPort("[fd00::1]:80")
 	short.Source = netip.AddrPort{}
@@ -355,13 +355,13 @@ func TestRefusedRequests(t *testing.T) {
 		body any
 		want int
 	}{
-		"a mate":                      {g[1], []Flow{flow(1)}, http.StatusNoContent},
-		"a stranger":                  {g[2], []Flow{flow(1)}, http.StatusForbidden},
-		"another family":              {g[1], []Flow{other}, http.StatusBadRequest},
-		"no source":                   {g[1], []Flow{short}, http.StatusBadRequest},
-		"another protocol":            {g[1], []Flow{unknown}, http.StatusBadRequest},
-		"no array":                    {g[1], "flows", http.StatusBadRequest},
-		"more than fits in a request": {g[1], slices.Repeat([]Flow{flow(1)}, 100_000), http.StatusBadRequest},
+		"a peer":               {g[1], []Flow{flow(1)}, http.StatusNoContent},
+		"an unknown client":    {g[2], []Flow{flow(1)}, http.StatusForbidden},
+		"another family":       {g[1], []Flow{other}, http.StatusBadRequest},
+		"no source":            {g[1], []Flow{short}, http.StatusBadRequest},
+		"another protocol":     {g[1], []Flow{unknown}, http.StatusBadRequest},
+		"no array":             {g[1], "flows", http.StatusBadRequest},
+		"an oversized request": {g[1], slices.Repeat([]Flow{flow(1)}, 100_000), http.StatusBadRequest},
 	}
 	for name, tt := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -370,7 +370,7 @@ func TestRefusedRequests(t *testing.T) {
 				t.Fatal(err)
 			}
 			client := http.Client{Transport: &http.Transport{TLSClientConfig: tt.from.own.Client("gateway-1"), DisableKeepAlives: true}}
-			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g[0].mate.URL+Path, bytes.NewReader(body))
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g[0].self.URL+Path, bytes.NewReader(body))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
@@ -25,8 +26,8 @@ type peer struct {
 	instance     string       // of the peer, "" until known; guarded by the mutex of the exchange
 	pulled       bool         // whether PullAll has asked it
 
-	queued   chan struct{} // holds a value when the queue may hold flows
-	returned chan struct{} // holds a value when the peer has restarted and can be reached again
+	queued   signal.Signal // notified when the queue may hold flows
+	returned signal.Signal // notified when the peer has restarted and can be reached again
 
 	mu    sync.Mutex
 	queue map[Flow]struct{}
@@ -36,7 +37,7 @@ type peer struct {
 func newPeer(id desired.PeerGateway, self string, transport http.RoundTripper) *peer {
 	return &peer{
 		PeerGateway: id, selfInstance: self, noteInstance: func(string) {}, client: &http.Client{Transport: transport, Timeout: requestTimeout},
-		queued: make(chan struct{}, 1), returned: make(chan struct{}, 1), queue: map[Flow]struct{}{}, stats: PeerStats{Gateway: id.Name, URL: id.URL},
+		queued: signal.New(), returned: signal.New(), queue: map[Flow]struct{}{}, stats: PeerStats{Gateway: id.Name, URL: id.URL},
 	}
 }
 
@@ -48,15 +49,7 @@ func (p *peer) add(f Flow) {
 		return
 	}
 	p.queue[f] = struct{}{}
-	signal(p.queued)
-}
-
-// signal puts a value into a channel of capacity one, unless it holds one already.
-func signal(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	p.queued.Notify()
 }
 
 // take removes and returns up to maxBatch queued flows.
@@ -65,7 +58,7 @@ func (p *peer) take() (some []Flow) {
 	defer p.mu.Unlock()
 	for f := range p.queue {
 		if len(some) == maxBatch {
-			signal(p.queued)
+			p.queued.Notify()
 			break
 		}
 		some = append(some, f)
@@ -82,7 +75,7 @@ func (p *peer) sendLoop(ctx context.Context, log *slog.Logger) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-p.queued:
+			case <-p.queued.C():
 			}
 		}
 		some := p.take()
@@ -109,7 +102,7 @@ func (p *peer) sendLoop(ctx context.Context, log *slog.Logger) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.returned:
+		case <-p.returned.C():
 		case <-time.After(wait):
 		}
 	}

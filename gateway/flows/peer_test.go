@@ -20,11 +20,12 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Another gateway hears at once of one that starts. A flow is told at once; those that come while another gateway is told of it, or just after, go together.
+// A gateway that starts sends its first request at once. A single flow is sent at once; flows that open during a request,
+// or just after it, go together.
 func TestFlowsAreSentAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const road = 2 * time.Millisecond // to the other gateway and back
+		const rtt = 2 * time.Millisecond // round trip to the peer
 		start := time.Now()
 		type request struct {
 			after time.Duration
@@ -37,31 +38,31 @@ func TestFlowsAreSentAtOnce(t *testing.T) {
 				return nil, err
 			}
 			requests <- request{time.Since(start), len(some)}
-			<-time.After(road)
+			<-time.After(rtt)
 			return &http.Response{StatusCode: http.StatusNoContent, Body: io.NopCloser(strings.NewReader(""))}, nil
 		}))
 		ctx, stop := context.WithCancel(t.Context())
-		var talk sync.WaitGroup
-		talk.Go(func() { m.sendLoop(ctx, slog.New(slog.DiscardHandler)) })
+		var sending sync.WaitGroup
+		sending.Go(func() { m.sendLoop(ctx, slog.New(slog.DiscardHandler)) })
 		if have, want := <-requests, (request{0, 0}); have != want {
-			t.Errorf("that we are here is told as %v, want %v", have, want)
+			t.Errorf("the first request is %v, want %v", have, want)
 		}
-		<-time.After(road + batchInterval)
+		<-time.After(rtt + batchInterval)
 		synctest.Wait()
 		start = time.Now()
 		m.add(flow(1))
 		if have, want := <-requests, (request{0, 1}); have != want {
-			t.Errorf("the first is told as %v, want %v", have, want)
+			t.Errorf("the first flow is sent as %v, want %v", have, want)
 		}
 		for port := range uint16(maxBatch + 10) {
 			m.add(flow(2 + port))
 		}
-		for i, want := range []request{{road + batchInterval, maxBatch}, {2 * (road + batchInterval), 10}} {
+		for i, want := range []request{{rtt + batchInterval, maxBatch}, {2 * (rtt + batchInterval), 10}} {
 			if have := <-requests; have != want {
 				t.Errorf("request %d afterwards is %v, want %v", i+1, have, want)
 			}
 		}
 		stop()
-		talk.Wait()
+		sending.Wait()
 	})
 }

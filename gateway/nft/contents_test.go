@@ -12,7 +12,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// states draws a state with few VIPs, ports and backends, which meet often.
+// states draws a state with few VIPs, ports and backends, which often collide.
 var states = rapid.Custom(func(t *rapid.T) *desired.State {
 	s := &desired.State{}
 	for n := range 3 {
@@ -46,7 +46,7 @@ var states = rapid.Custom(func(t *rapid.T) *desired.State {
 	return s
 })
 
-// Whatever comes after whatever, the writes lead to what a book holds that was never anything else.
+// After any sequence of states, the writes lead to the contents of a fresh balancer with the last state.
 func TestChangesLeadToState(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := newContents()
@@ -67,7 +67,7 @@ func TestChangesLeadToState(t *testing.T) {
 	})
 }
 
-// apply does to have what the kernel does, which refuses to remove what is not there and to add what is.
+// apply applies writes like the kernel, which refuses to remove a missing element and to add an existing one.
 func apply(t *rapid.T, have map[familySet]map[string]string, c changes) {
 	for p, elements := range c.remove {
 		for _, e := range elements {
@@ -91,7 +91,7 @@ func apply(t *rapid.T, have map[familySet]map[string]string, c changes) {
 	maps.DeleteFunc(have, func(_ familySet, all map[string]string) bool { return len(all) == 0 })
 }
 
-// A backend that goes takes few slots along, and weights are shares.
+// A removed backend changes few slots, and weights determine the shares.
 func TestTable(t *testing.T) {
 	v := &desired.VIP{Addr: netip.MustParseAddr("198.51.100.7")}
 	f := &desired.Frontend{Protocol: "TCP", Port: 80}
@@ -122,7 +122,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// Ranges of a frontend lie beside one another, whatever order they come in, and hold what they held.
+// Ranges of a frontend do not overlap, in any order of the sources, and cover the same addresses.
 func TestCover(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var all []netip.Prefix
@@ -146,13 +146,13 @@ func TestCover(t *testing.T) {
 		}
 		for _, p := range all {
 			if !slices.ContainsFunc(covered, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) }) {
-				t.Fatalf("%v is gone", p)
+				t.Fatalf("%v was removed", p)
 			}
 		}
 	})
 }
 
-// large is n VIPs with ten backends each.
+// large returns n VIPs with ten backends each.
 func large(n int) *desired.State {
 	s := &desired.State{Balancer: desired.NFTables}
 	for i := range n {
@@ -167,12 +167,12 @@ func large(n int) *desired.State {
 	return s
 }
 
-// BenchmarkOneChange is one backend of 1,000 VIPs with 10 each that goes, or comes.
+// BenchmarkOneChange removes and adds one backend of 1,000 VIPs with 10 each.
 func BenchmarkOneChange(b *testing.B) {
-	world := newWorldFor(b, 1000)
+	bench := newBench(b, 1000)
 	i := 0
 	for b.Loop() {
 		i++
-		world.change(i%2 == 1)
+		bench.change(i%2 == 1)
 	}
 }

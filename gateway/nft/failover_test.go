@@ -16,14 +16,14 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// kill takes a gateway's cables away, and leads all packets through the other one.
+// kill cuts a gateway's cables, and sends all packets through the other one.
 func (w *testbed) kill(dead int) {
 	w.t.Helper()
 	w.cut(dead)
 	w.steer(1 - dead)
 }
 
-// cut takes a gateway's cables away.
+// cut cuts a gateway's cables.
 func (w *testbed) cut(dead int) {
 	w.t.Helper()
 	for _, side := range []int{50, 60} {
@@ -38,7 +38,7 @@ func (w *testbed) cut(dead int) {
 	}
 }
 
-// streams are some connections of each kind.
+// streams are connections of each kind.
 type streams struct{ idle, download, upload []*flow }
 
 func (w *testbed) openStreams(family, n int) (f streams) {
@@ -51,7 +51,7 @@ func (w *testbed) openStreams(family, n int) (f streams) {
 	return f
 }
 
-// broken returns how many connections of each kind do not go on.
+// broken returns the number of connections of each kind that do not continue.
 func (f streams) broken(s *servers) (idle, download, upload int) {
 	for _, c := range f.idle {
 		if c.echoes() != nil {
@@ -71,7 +71,7 @@ func (f streams) broken(s *servers) (idle, download, upload int) {
 	return idle, download, upload
 }
 
-// downloads reads until something comes that the server sent from now on.
+// downloads reads until data arrives that the server sent from now on.
 func (f *flow) downloads() error {
 	if err := f.wait(); err != nil {
 		return err
@@ -87,10 +87,10 @@ func (f *flow) downloads() error {
 	}
 }
 
-// uploads waits until the server has what is sent from now on.
+// uploads waits until the server has data that was sent from now on.
 func (f *flow) uploads(s *servers) error { return f.uploadsMuch(s, 1) }
 
-// uploadsMuch is the same, some times over.
+// uploadsMuch does the same, several times over.
 func (f *flow) uploadsMuch(s *servers, times int) error {
 	if err := f.wait(); err != nil {
 		return err
@@ -117,11 +117,11 @@ func (f *flow) uploadsMuch(s *servers, times int) error {
 	return nil
 }
 
-// A gateway dies: every connection goes on at the other one, whichever end speaks first.
+// When a gateway dies, every connection continues at the other one, whichever end sends first.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
-		w := newWorld(t)
+		w := newTestbed(t)
 		w.apply(w.state(func(v *desired.VIP) { v.Return = way }))
 		s := w.serve()
 		var all [2]streams
@@ -131,9 +131,9 @@ func TestFailover(t *testing.T) {
 		w.kill(0)
 		for family, name := range familyNames {
 			if way == desired.SNAT {
-				// It is the client that has to speak; what the backend says before gets no answer at all.
+				// The client has to send first; packets of the backend before that get no answer.
 				const why = "drop a reply of a backend without its connection"
-				w.poll(func() bool { return w.ruleCounter(1, why) > 0 }, "no packet of a download came")
+				w.poll(func() bool { return w.ruleCounter(1, why) > 0 }, "no packet of a download was dropped")
 				for _, f := range all[family].download {
 					fmt.Fprintln(f, "go on")
 				}
@@ -145,11 +145,12 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// A backend comes before the gateway dies, so that the hash of some connections leads elsewhere now. Their backends tell of
-// those that are downloads, before their clients say anything; of the others, what is broken are those whose slots changed hands, and they are told so at once.
+// A backend is added before the gateway dies, so that some clients now hash to another one. The backends of downloads
+// identify those before their clients send anything. Of the rest, connections whose slots changed break, and learn it at
+// once.
 func TestFailoverAfterChange(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	less := each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })
 	w.apply(w.state(less))
 	w.serve()
@@ -158,32 +159,32 @@ func TestFailoverAfterChange(t *testing.T) {
 	w.cut(0)
 	known := w.tracked(1)
 	w.steerServers(1)
-	w.poll(func() bool { return w.tracked(1) >= known+len(all.download) }, "not every backend of a download was heard")
+	w.poll(func() bool { return w.tracked(1) >= known+len(all.download) }, "not every backend of a download sent a packet")
 	w.steerClient(1)
 	for _, f := range all.download {
 		if err := f.downloads(); err != nil {
 			t.Errorf("a download is broken: %v", err)
 		}
 	}
-	told := 0
+	reset := 0
 	for _, f := range all.idle {
 		switch err := f.echoes(); {
 		case errors.Is(err, syscall.ECONNRESET):
-			told++
+			reset++
 		case err != nil:
-			t.Errorf("a connection whose slot changed hands hears nothing of it: %v", err)
+			t.Errorf("a connection whose slot changed is not reset: %v", err)
 		}
 	}
-	// Two of four backends are new, so every other slot changed hands.
-	if told < 3 || told > 13 {
-		t.Errorf("%d of %d idle connections are broken, want about half", told, len(all.idle))
+	// Two of four backends are new, so every other slot has changed.
+	if reset < 3 || reset > 13 {
+		t.Errorf("%d of %d idle connections are broken, want about half", reset, len(all.idle))
 	}
 }
 
-// Where it cannot be told of which frontend a backend's packet is, it goes nowhere; it never leaves with the backend's address.
+// A packet of a backend with several frontends is dropped. It never leaves with the backend's address.
 func TestReturnWithoutState(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state(func(v *desired.VIP) {
 		twice := v.Frontends[0]
 		twice.Port = 81
@@ -193,7 +194,7 @@ func TestReturnWithoutState(t *testing.T) {
 	w.open(0, "download")
 	seen := w.listen()
 	w.kill(0)
-	w.poll(func() bool { return w.ruleCounter(1, "drop a packet of a backend with several frontends") > 0 }, "no packet of the download came")
+	w.poll(func() bool { return w.ruleCounter(1, "drop a packet of a backend with several frontends") > 0 }, "no packet of the download was dropped")
 	for _, source := range seen() {
 		if backendNets[0].Contains(source) {
 			t.Errorf("the client got a packet from %v", source)

@@ -18,7 +18,7 @@ func setSysctl(sysctl, value string) error {
 	return os.WriteFile("/proc/sys/"+sysctl, []byte(value), 0)
 }
 
-// counted returns how many packets a gateway's rules counted that are for a reason, of both families.
+// ruleCounter returns how many packets the rules with a reason counted on a gateway, in both families.
 func (w *testbed) ruleCounter(gateway int, why string) (n uint64) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
@@ -40,7 +40,7 @@ func (w *testbed) ruleCounter(gateway int, why string) (n uint64) {
 	return n
 }
 
-// poll waits until something is true.
+// poll waits until a condition holds.
 func (w *testbed) poll(is func() bool, otherwise string) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); !is(); <-time.After(5 * time.Millisecond) {
@@ -50,10 +50,10 @@ func (w *testbed) poll(is func() bool, otherwise string) {
 	}
 }
 
-// Whatever somebody does to the table is seen, and made good; others' tables are not ours.
+// Any change to the table is detected and repaired. Other tables are left alone.
 func TestDrift(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	g := w.gateways[0]
 	w.apply(w.state(each(func(f *desired.Frontend) { f.Sources = clientNets })))
 	drift := func() (found []desired.Fault) {
@@ -95,10 +95,10 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// A gateway that starts again finds what it left and writes nothing; from there on it writes differences.
+// A restarted balancer recognises its table and writes nothing; from then on it writes differences.
 func TestRestart(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state())
 	g := w.gateways[0]
 	b, err := New(slog.New(slog.DiscardHandler))
@@ -127,27 +127,27 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// Remove leaves nothing, whether or not there was something.
+// Remove leaves nothing, with or without a table.
 func TestRemove(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state())
 	for range 2 {
 		in(t, w.gateways[0].ns, Remove)
 	}
-	if _, anew := read(t, w.gateways[0].ns, w.gateways[0].Balancer); !anew {
+	if _, recreate := read(t, w.gateways[0].ns, w.gateways[0].Balancer); !recreate {
 		t.Error("the table is still there")
 	}
 }
 
-// A change that the kernel refuses leaves all as it was.
+// A change that the kernel refuses changes nothing.
 func TestRefusedByKernel(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state())
 	g := w.gateways[0]
 	before, _ := read(t, g.ns, g.Balancer)
-	// An element that is there already, which the balancer does not know of, is one that cannot be removed.
+	// Removing fails for an element that the kernel does not have, although the balancer expects it.
 	in(t, g.ns, func() error {
 		g.contents.tables[listener{vips[0], "TCP", vipPort}].prefix = endpoint(netip.MustParseAddr("203.0.113.1"), 6, 1)
 		if err := g.Apply(t.Context(), &desired.State{}); err == nil {
@@ -164,8 +164,8 @@ func TestRefusedByKernel(t *testing.T) {
 	}
 }
 
-// read returns what a namespace's table has, without sets that are empty.
-func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[familySet]map[string]string, anew bool) {
+// read returns the contents of a namespace's table, without empty sets.
+func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[familySet]map[string]string, recreate bool) {
 	t.Helper()
 	in(t, ns, func() error {
 		b.mu.Lock()
@@ -174,11 +174,11 @@ func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[familySet]m
 		if err != nil {
 			return err
 		}
-		have, anew, err = b.read(s)
+		have, recreate, err = b.read(s)
 		return err
 	})
 	maps.DeleteFunc(have, func(_ familySet, all map[string]string) bool { return len(all) == 0 })
-	return have, anew
+	return have, recreate
 }
 
 // bench is a balancer with many VIPs.
@@ -189,7 +189,7 @@ type bench struct {
 	all, less *desired.State
 }
 
-func newWorldFor(b testing.TB, vips int) *bench {
+func newBench(b testing.TB, vips int) *bench {
 	b.Helper()
 	netlab.Privileged(b)
 	ns, err := netlab.NewNamespace()
@@ -208,7 +208,7 @@ func newWorldFor(b testing.TB, vips int) *bench {
 	return w
 }
 
-// change applies the state with a backend less, or with all.
+// change applies the state with one backend less, or with all.
 func (w *bench) change(less bool) {
 	w.b.Helper()
 	s := w.all

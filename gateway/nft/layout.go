@@ -168,7 +168,7 @@ func (f family) source() []rule {
 	}
 }
 
-// version returns a digest of sets, chains and rules. A table with another version is created anew.
+// version returns a digest of sets, chains and rules. A table with another version is created again.
 func version(all []chain) (string, error) {
 	h := sha256.New()
 	for _, p := range familySets() {

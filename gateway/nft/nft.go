@@ -106,10 +106,10 @@ func (b *Balancer) write(c changes) error {
 	if err != nil {
 		return err
 	}
-	anew := false
+	recreate := false
 	if b.generation == 0 || now != b.generation {
 		var have map[familySet]map[string]string
-		if have, anew, err = b.read(s); err != nil {
+		if have, recreate, err = b.read(s); err != nil {
 			return err
 		}
 		c = diff(have, b.contents.all())
@@ -118,11 +118,11 @@ func (b *Balancer) write(c changes) error {
 		}
 	}
 	chains := b.contents.affinityChains()
-	if c.size() == 0 && !anew && maps.Equal(b.affinityChains, chains) {
+	if c.size() == 0 && !recreate && maps.Equal(b.affinityChains, chains) {
 		b.generation = now
 		return nil
 	}
-	if anew {
+	if recreate {
 		if err := create(s.rules, b.chains, b.version); err != nil {
 			return err
 		}
@@ -180,8 +180,8 @@ func (p familySet) encode(e element) nftables.SetElement {
 	return is
 }
 
-// read returns the elements in the kernel, or reports that the table must be created anew.
-func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, anew bool, err error) {
+// read returns the elements in the kernel, or reports that the table must be created again.
+func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, recreate bool, err error) {
 	ours, err := b.tableIsCurrent(s)
 	if err != nil || !ours {
 		return nil, true, err
@@ -284,11 +284,11 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 	if b.generation != 0 && now == b.generation {
 		return nil, nil
 	}
-	have, anew, err := b.read(s)
+	have, recreate, err := b.read(s)
 	if err != nil {
 		return nil, err
 	}
-	if anew {
+	if recreate {
 		return fault("table %s is missing or was changed", Table), nil
 	}
 	if n := diff(have, b.contents.all()).size(); n > 0 {

@@ -18,10 +18,10 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// Every backend gets its share, and both gateways choose the same one for the same client.
+// Every backend gets its share, and both gateways choose the same one for a client.
 func TestGatewaysChooseSameBackend(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state())
 	w.serve()
 	for family, name := range familyNames {
@@ -48,10 +48,11 @@ func TestGatewaysChooseSameBackend(t *testing.T) {
 	}
 }
 
-// What nobody serves is refused at once: another port, a frontend without backends, one whose backends all drain.
+// Packets without a backend are refused at once: to another port, to a frontend without backends, or to one whose
+// backends all drain.
 func TestRefuses(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state(func(v *desired.VIP) {
 		empty, drained := v.Frontends[0], v.Frontends[0]
 		empty.Port, empty.Backends = 81, nil
@@ -78,10 +79,10 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// At an address that others may use as well, only frontends are ours.
+// At an address that is also used otherwise, only frontends belong to the gateway.
 func TestSharedAddress(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state(func(v *desired.VIP) { v.Announce = desired.ByNone }, each(func(f *desired.Frontend) {
 		if f.Protocol == "TCP" {
 			f.Backends = nil
@@ -109,10 +110,10 @@ func TestSharedAddress(t *testing.T) {
 	}
 }
 
-// Only who is among the sources gets in; ranges may lie in one another, and a change of them holds for the next client.
+// Only sources may connect. Their ranges may overlap, and a change applies to the next client.
 func TestSources(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	restrict := func(sources ...netip.Prefix) *desired.State {
 		return w.state(each(func(f *desired.Frontend) { f.Sources = sources }))
 	}
@@ -131,20 +132,20 @@ func TestSources(t *testing.T) {
 			}
 			before := w.ruleCounter(0, "refuse clients outside of the sources")
 			_, _ = c.Write([]byte("?"))
-			w.poll(func() bool { return w.ruleCounter(0, "refuse clients outside of the sources") > before }, name+": a stranger was not stopped")
+			w.poll(func() bool { return w.ruleCounter(0, "refuse clients outside of the sources") > before }, name+": a client outside of the sources was not dropped")
 			_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("%s: a stranger is told %v", name, err)
+				t.Errorf("%s: a client outside of the sources gets %v", name, err)
 			}
 		}
 	}
 }
 
-// A client stays with its backend, whatever port it comes from and whatever backends come, for as long as the state says, at
-// either gateway; also when a gateway's agent starts anew.
+// A client keeps its backend at either gateway, from any port and with any new backends, for the timeout, also when an
+// agent restarts.
 func TestAffinity(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	stays := func(seconds int32, backends ...int) *desired.State {
 		return w.state(each(func(f *desired.Frontend) {
 			f.Affinity = seconds
@@ -175,11 +176,11 @@ func TestAffinity(t *testing.T) {
 			}
 		}
 
-		// Who serves no more keeps nobody.
+		// A backend that no longer serves loses its clients.
 		w.apply(stays(60, 2, 3, 4))
 		second := w.open(family, "echo").backend
 		if second == first {
-			t.Errorf("%s: the client stays with a backend that is gone", name)
+			t.Errorf("%s: the client stays with a removed backend", name)
 		}
 		w.apply(stays(60, 1, 2, 3, 4))
 		if backend := w.open(family, "echo").backend; backend != second {
@@ -192,10 +193,10 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-// When the time is over the client is forgotten.
+// After the timeout the client is forgotten.
 func TestAffinityEnds(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state(each(func(f *desired.Frontend) { f.Affinity = 1 })))
 	w.serve()
 	w.open(0, "echo")
@@ -205,10 +206,10 @@ func TestAffinityEnds(t *testing.T) {
 	w.poll(func() bool { return w.stayed(0, 0) == 0 }, "the client is not forgotten")
 }
 
-// Of another gateway's clients those become known that are not, whoever else comes with them.
+// Clients of a peer are imported unless they are known, whatever other clients come with them.
 func TestAffinityOfPeers(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	s := w.state(each(func(f *desired.Frontend) { f.Affinity = 60 }))
 	w.apply(s)
 	tell := func(stays map[netip.Addr]int) {
@@ -247,12 +248,12 @@ func TestAffinityOfPeers(t *testing.T) {
 	}
 }
 
-// stayed is how many clients of a family stay with a backend.
+// stayed returns the number of clients of a family with a backend.
 func (w *testbed) stayed(gateway, family int) (n int) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
 		b := w.gateways[gateway].Balancer
-		b.mu.Lock() // whoever tells of clients uses the same sockets
+		b.mu.Lock() // the import uses the same sockets
 		defer b.mu.Unlock()
 		s, err := b.open()
 		if err != nil {
@@ -265,7 +266,7 @@ func (w *testbed) stayed(gateway, family int) (n int) {
 	return n
 }
 
-// restart puts an agent that knows nothing yet in the place of a gateway's.
+// restart replaces a gateway's agent by a new one.
 func (w *testbed) restart(gateway int) {
 	w.t.Helper()
 	b, err := New(slog.New(slog.DiscardHandler))
@@ -275,10 +276,10 @@ func (w *testbed) restart(gateway int) {
 	w.gateways[gateway].Balancer = b
 }
 
-// What backends see as the client is as Return says.
+// The backend sees the client address that Return promises.
 func TestReturnPaths(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.serve()
 	for way, want := range map[desired.Return]func(family int) netip.Addr{
 		desired.Routed: func(family int) netip.Addr { return clientAddrs[family] },
@@ -298,10 +299,10 @@ func TestReturnPaths(t *testing.T) {
 	}
 }
 
-// A backend that drains keeps what it has and gets nothing new; one that is gone loses what it has, at once.
+// A draining backend keeps its connections and gets no new ones. A removed backend loses its connections at once.
 func TestRemovedBackends(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state())
 	w.serve()
 	for family, name := range familyNames {
@@ -326,17 +327,18 @@ func TestRemovedBackends(t *testing.T) {
 			})
 		})))
 		if err := f.echoes(); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("%s: a backend that is gone: %v", name, err)
+			t.Errorf("%s: a removed backend: %v", name, err)
 		}
 		w.apply(w.state())
 	}
 }
 
-// While no agent was there a backend went, or a whole frontend: when one starts their connections end, and no others.
+// When an agent starts, it ends the connections of backends and frontends that were removed while none ran, and no
+// others.
 func TestBackendsRemovedWithoutAgent(t *testing.T) {
 	t.Parallel()
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
-		w := newWorld(t)
+		w := newTestbed(t)
 		returns := func(v *desired.VIP) { v.Return = way }
 		w.apply(w.state(returns))
 		w.serve()
@@ -354,7 +356,7 @@ func TestBackendsRemovedWithoutAgent(t *testing.T) {
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[1:] })))
 		for _, f := range gone {
 			if err := f.echoes(); !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("%s: %s is gone: %v", way, f.backend, err)
+				t.Errorf("%s: %s was removed: %v", way, f.backend, err)
 			}
 		}
 		for _, f := range stays {
@@ -367,14 +369,14 @@ func TestBackendsRemovedWithoutAgent(t *testing.T) {
 		in(t, w.gateways[0].ns, func() error {
 			return w.gateways[0].list(func(e entry) {
 				if f, ok := e.flow(); ok {
-					t.Errorf("%s: the frontend is gone: %s", way, f)
+					t.Errorf("%s: the frontend was removed: %s", way, f)
 				}
 			})
 		})
 	}
 }
 
-// echoes says something and reads it back.
+// echoes sends a message and reads it back.
 func (f *flow) echoes() error {
 	if err := f.wait(); err != nil {
 		return err
@@ -384,15 +386,15 @@ func (f *flow) echoes() error {
 	}
 	line, err := f.ReadString('\n')
 	if err == nil && line != "hello\n" {
-		err = fmt.Errorf("%q comes back", line)
+		err = fmt.Errorf("%q is echoed", line)
 	}
 	return err
 }
 
-// A gateway that cannot forward says so, and what it takes to mend that.
+// A gateway that cannot forward reports the sysctl to set.
 func TestSysctls(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	g := w.gateways[0]
 	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/netfilter/nf_conntrack_tcp_loose"} {
 		in(t, g.ns, func() error {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// serve answers on all backends: who asks is told which backend it has, and what its address is there. A TCP
-// client says first what it wants: "echo" of each line, a "download" of the time without an end, or to "upload".
+// serve answers on all backends with the backend and the client's address there. A TCP client first names what it wants:
+// "echo" of each line, an endless "download" of timestamps, or "upload".
 func (w *testbed) serve() *servers {
 	w.t.Helper()
 	s := &servers{uploaded: map[string]chan int{}, served: map[string]*served{}}
@@ -40,24 +40,24 @@ func (w *testbed) serve() *servers {
 
 type servers struct {
 	mu       sync.Mutex
-	uploaded map[string]chan int // by client: what came, in bytes
+	uploaded map[string]chan int // by client: received bytes
 	served   map[string]*served  // by backend and client
 }
 
-// served is the backend's end of a connection.
+// served is a connection at the backend.
 type served struct {
 	*net.TCPConn
-	ended chan error // what reading of it ended with
+	ended chan error // the error that ended reading
 }
 
-// of returns the other end of a flow.
+// of returns the backend's end of a flow.
 func (s *servers) of(f *flow) *served {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.served[f.backend+" "+f.shown]
 }
 
-// uploadOf returns where it is told how much came from a client, by its address.
+// uploadOf returns the counter of a client's uploaded bytes.
 func (s *servers) uploadOf(client string) chan int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,16 +16,16 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// tells lets one gateway tell the other of its connections, until the result is called.
+// tells exports the connections of one gateway to the other, until the returned function is called.
 func (w *testbed) tells(from, to int) (end func() int) {
 	w.t.Helper()
 	ctx, stop := context.WithCancel(w.t.Context())
-	told := 0
+	exported := 0
 	var group errgroup.Group
 	group.Go(func() error {
 		return w.gateways[from].ns.Do(func() error {
 			return w.gateways[from].Export(ctx, func(f flows.Flow) error {
-				told++
+				exported++
 				return w.gateways[to].ns.Do(func() error {
 					_, err := w.gateways[to].Import([]flows.Flow{f})
 					return err
@@ -39,11 +39,11 @@ func (w *testbed) tells(from, to int) (end func() int) {
 		if err := group.Wait(); !errors.Is(err, context.Canceled) {
 			w.t.Error(err)
 		}
-		return told
+		return exported
 	}
 }
 
-// knows makes flows known, whose backends must be there.
+// knows imports flows, whose backends must exist.
 func (b *Balancer) knows(all []flows.Flow) error {
 	early, err := b.Import(all)
 	if err == nil && len(early) > 0 {
@@ -52,31 +52,31 @@ func (b *Balancer) knows(all []flows.Flow) error {
 	return err
 }
 
-// eachWay runs a test in a world of its own for each way back that lets connections be shared; returns makes VIPs take it.
+// eachWay runs a test in its own testbed for each return path that shares connections; returns sets it on VIPs.
 func eachWay(t *testing.T, test func(w *testbed, returns func(*desired.VIP))) {
 	t.Helper()
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
 		t.Run(string(way), func(t *testing.T) {
 			t.Parallel()
-			test(newWorld(t), func(v *desired.VIP) { v.Return = way })
+			test(newTestbed(t), func(v *desired.VIP) { v.Return = way })
 		})
 	}
 }
 
-// A backend comes and another one drains, and then the gateway dies: with what it has told no connection breaks, whichever
-// end speaks first and however the backends see clients.
+// A backend is added and another one drains before the gateway dies. With exported connections none breaks, whichever end
+// sends first and whatever address backends see.
 func TestImportedConnectionsContinue(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })))
 		s := w.serve()
-		before := w.openStreams(0, 4) // these are there when the telling begins
+		before := w.openStreams(0, 4) // these exist when the export starts
 		end := w.tells(0, 1)
 		after := w.openStreams(1, 4)
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends[0].Draining = true })))
 		w.poll(func() bool { return w.tracked(1) >= 24 }, "the other gateway does not know all connections")
-		if told := end(); told < 24 {
-			w.t.Errorf("%d connections told of 24", told)
+		if exported := end(); exported < 24 {
+			w.t.Errorf("%d of 24 connections exported", exported)
 		}
 		w.kill(0)
 		for family, all := range []streams{before, after} {
@@ -87,7 +87,7 @@ func TestImportedConnectionsContinue(t *testing.T) {
 	})
 }
 
-// endings are ways in which a connection ends; each returns what the other end hears of it, or nil if that is what it should.
+// endings are ways in which a connection ends. Each returns the error at the other end, or nil for the expected one.
 var endings = map[string]func(f *flow, server *served) error{
 	"the client closes": func(f *flow, server *served) error {
 		return errors.Join(f.Conn.(*net.TCPConn).CloseWrite(), hears(<-server.ended, nil), f.hears(io.EOF))
@@ -103,7 +103,7 @@ var endings = map[string]func(f *flow, server *served) error{
 
 func hears(have, want error) error {
 	if !errors.Is(have, want) {
-		return fmt.Errorf("the other end hears %q, want %q", fmt.Sprint(have), fmt.Sprint(want))
+		return fmt.Errorf("the other end gets %q, want %q", fmt.Sprint(have), fmt.Sprint(want))
 	}
 	return nil
 }
@@ -113,7 +113,7 @@ func (f *flow) hears(want error) error {
 	return hears(err, want)
 }
 
-// A connection may end with the first packet that the survivor sees of it: the other end hears so, whichever it is.
+// A connection may end with the first packet at the surviving gateway. The other end is notified, whichever it is.
 func TestImportedConnectionsEnd(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
@@ -144,7 +144,7 @@ func TestImportedConnectionsEnd(t *testing.T) {
 	})
 }
 
-// tracked is how many connections a gateway knows.
+// tracked returns the number of connections that a gateway knows.
 func (w *testbed) tracked(gateway int) (n int) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
@@ -153,24 +153,24 @@ func (w *testbed) tracked(gateway int) (n int) {
 	return n
 }
 
-// What another gateway told of is not told back, and ends when nothing more is heard of it; what has a packet here is ours.
+// An imported connection is not exported again, and expires without updates. A packet makes it local.
 func TestUnusedImportIsNotExported(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state())
 	w.serve()
 	all := w.openStreams(0, 2)
 	stop := w.tells(0, 1)
 	w.poll(func() bool { return w.tracked(1) >= 6 }, "the other gateway does not know all connections")
 	stop()
-	told := func(gateway int) (n int) {
+	exported := func(gateway int) (n int) {
 		in(t, w.gateways[gateway].ns, func() error {
 			return w.gateways[gateway].All(func(flows.Flow) error { n++; return nil })
 		})
 		return n
 	}
-	if n := told(1); n != 0 {
-		t.Errorf("the other gateway tells of %d connections that it only heard of", n)
+	if n := exported(1); n != 0 {
+		t.Errorf("the other gateway exports %d imported connections", n)
 	}
 	in(t, w.gateways[1].ns, func() error {
 		return w.gateways[1].list(func(e entry) {
@@ -185,13 +185,13 @@ func TestUnusedImportIsNotExported(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := told(1); n < len(all.idle) {
-		t.Errorf("after its death the other gateway tells of %d connections, want %d at least", n, len(all.idle))
+	if n := exported(1); n < len(all.idle) {
+		t.Errorf("after its death the other gateway exports %d connections, want %d at least", n, len(all.idle))
 	}
 }
 
-// An answer that is under way when another gateway takes over comes there before any question does. Of UDP that is known when all
-// is told, and is not told back before it has been used.
+// A reply in flight may reach the new gateway before any request. A UDP flow is imported with a full export, and not
+// exported again before it is used.
 func TestRepliesInFlight(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
@@ -212,11 +212,11 @@ func TestRepliesInFlight(t *testing.T) {
 			})
 			return all
 		}
-		for range 2 { // the second time they are known
+		for range 2 { // the second export includes them
 			in(w.t, w.gateways[1].ns, func() error { return w.gateways[1].knows(all(0)) })
 		}
 		if back := all(1); len(back) > 0 {
-			w.t.Errorf("the other gateway tells of %d that it only heard of", len(back))
+			w.t.Errorf("the other gateway exports %d imported flows", len(back))
 		}
 		w.steerServers(1)
 		for family, name := range familyNames {
@@ -225,13 +225,13 @@ func TestRepliesInFlight(t *testing.T) {
 			}
 		}
 		if back := all(1); len(back) != len(familyNames) {
-			w.t.Errorf("the other gateway tells of %d of %d that came through it", len(back), len(familyNames))
+			w.t.Errorf("the other gateway exports %d of %d flows through it", len(back), len(familyNames))
 		}
 	})
 }
 
-// A connection that goes on at another gateway may come back after more bytes than a window has: to the gateway where it began,
-// which did not see them.
+// A connection that moved to another gateway may return after more bytes than a TCP window to its first gateway, which
+// did not see them.
 func TestConnectionsReturn(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {

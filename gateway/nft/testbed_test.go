@@ -18,10 +18,10 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// patience is how long a packet may take on a machine that is busy.
+// patience is how long a packet may take on a busy machine.
 const patience = 10 * time.Second
 
-// The addresses of a world, of both families.
+// Addresses of a testbed, of both families.
 var (
 	clientAddrs  = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
 	otherAddrs   = []netip.Addr{netip.MustParseAddr("192.0.2.99"), netip.MustParseAddr("2001:db8::99")}
@@ -38,7 +38,7 @@ const (
 	backendPort = 8080
 )
 
-// backendAddr is the nth backend's address, from 1 on.
+// backendAddr returns the address of the nth backend, from 1 on.
 func backendAddr(family, n int) netip.Addr {
 	b := backendNets[family].Addr().AsSlice()
 	b[len(b)-1] = byte(n)
@@ -46,7 +46,7 @@ func backendAddr(family, n int) netip.Addr {
 	return a
 }
 
-// world is a client, two gateways beside one another, and a machine that has all backends' addresses.
+// testbed is a client, two gateways in parallel, and a machine with all backends' addresses.
 //
 //	client ── gateway 0 ── servers
 //	      └── gateway 1 ──┘
@@ -61,7 +61,7 @@ type gateway struct {
 	*Balancer
 }
 
-// link returns the addresses of both ends of a link: side is 50 to the client and 60 to the servers.
+// link returns the addresses of both ends of a link: side is 50 towards the client and 60 towards the servers.
 func link(family, side, gateway int) (near, far netip.Prefix) {
 	if family == 0 {
 		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(side), byte(gateway), 1}), 24), netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(side), byte(gateway), 2}), 24)
@@ -70,7 +70,7 @@ func link(family, side, gateway int) (near, far netip.Prefix) {
 	return netip.MustParsePrefix(base + "1/64"), netip.MustParsePrefix(base + "2/64")
 }
 
-func newWorld(t *testing.T) *testbed {
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
 	netlab.Privileged(t)
 	w := &testbed{t: t, client: namespace(t), servers: namespace(t)}
@@ -118,7 +118,7 @@ func namespace(t *testing.T) *netlab.Namespace {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = ns.Close() })
-	// Addresses are good at once.
+	// Addresses can be used at once.
 	in(t, ns, func() error { return setSysctl("net/ipv6/conf/default/dad_transmits", "0") })
 	return ns
 }
@@ -130,8 +130,8 @@ func in(t *testing.T, ns *netlab.Namespace, f func() error) {
 	}
 }
 
-// give gives a device an address that is good at once. The kernel adds the route to an IPv6 one a moment later: until then
-// packets to it are unreachable.
+// give adds a usable address to a device. The kernel adds the route to an IPv6 address a moment later: until then packets
+// to it are unreachable.
 func give(t *testing.T, ns *netlab.Namespace, device string, p netip.Prefix) {
 	t.Helper()
 	in(t, ns, func() error {
@@ -163,7 +163,7 @@ func route(t *testing.T, ns *netlab.Namespace, to netip.Prefix, via netip.Addr) 
 	in(t, ns, func() error { return netlink.RouteReplace(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()}) })
 }
 
-// steer leads all packets, there and back, through one gateway, which sees those of backends first.
+// steer sends all packets, in both directions, through one gateway.
 func (w *testbed) steer(to int) {
 	w.t.Helper()
 	w.steerServers(to)
@@ -187,7 +187,7 @@ func (w *testbed) steerClient(to int) {
 	}
 }
 
-// state is one VIP of each family with one frontend, TCP and UDP, over backends; change alters it.
+// state returns one VIP of each family with a TCP and a UDP frontend; change modifies it.
 func (w *testbed) state(change ...func(*desired.VIP)) *desired.State {
 	s := &desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables}
 	for family, addr := range vips {
@@ -207,7 +207,7 @@ func (w *testbed) state(change ...func(*desired.VIP)) *desired.State {
 	return s
 }
 
-// each returns a change of each frontend.
+// each applies a change to each frontend.
 func each(f func(*desired.Frontend)) func(*desired.VIP) {
 	return func(v *desired.VIP) {
 		for i := range v.Frontends {
@@ -216,7 +216,7 @@ func each(f func(*desired.Frontend)) func(*desired.VIP) {
 	}
 }
 
-// apply gives both gateways a state.
+// apply applies a state to both gateways.
 func (w *testbed) apply(s *desired.State) {
 	w.t.Helper()
 	for i, g := range w.gateways {
@@ -224,7 +224,7 @@ func (w *testbed) apply(s *desired.State) {
 			if err := g.Apply(w.t.Context(), s); err != nil {
 				return fmt.Errorf("gateway %d: %w", i, err)
 			}
-			g.deletes.Wait() // nobody else does
+			g.deletes.Wait() // no other caller
 			return nil
 		})
 	}
@@ -234,16 +234,16 @@ func (w *testbed) apply(s *desired.State) {
 type flow struct {
 	net.Conn
 	*bufio.Reader
-	backend string // who answers
-	shown   string // the client's address, as the backend sees it
+	backend string // the backend that answers
+	shown   string // the client's address at the backend
 }
 
 func (f *flow) Read(b []byte) (int, error) { return f.Reader.Read(b) }
 
-// wait makes the time count from now on that a packet may take.
+// wait restarts the deadline of packets.
 func (f *flow) wait() error { return f.SetDeadline(time.Now().Add(patience)) }
 
-// dial connects to a VIP from an address and port of the client's; port 0 is any.
+// dial connects to a VIP from an address and port of the client; port 0 is any.
 func (w *testbed) dial(network string, from netip.AddrPort, to netip.AddrPort) (c net.Conn, err error) {
 	reuse := func(_, _ string, raw syscall.RawConn) (err error) {
 		return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }), err)
@@ -264,7 +264,7 @@ func (w *testbed) dial(network string, from netip.AddrPort, to netip.AddrPort) (
 	return c, err
 }
 
-// open opens a flow that wishes something.
+// open opens a flow for a service of serve.
 func (w *testbed) open(family int, wish string) *flow {
 	w.t.Helper()
 	c, err := w.dial("tcp", netip.AddrPortFrom(clientAddrs[family], 0), netip.AddrPortFrom(vips[family], vipPort))
@@ -283,7 +283,7 @@ func (w *testbed) open(family int, wish string) *flow {
 	return f
 }
 
-// listen notes the sources of all IPv4 packets that come to the client, until the function is called that it returns.
+// listen records the sources of all IPv4 packets to the client, until the returned function is called.
 func (w *testbed) listen() (stop func() []netip.Addr) {
 	w.t.Helper()
 	var fd int
@@ -306,7 +306,7 @@ func (w *testbed) listen() (stop func() []netip.Addr) {
 	}
 }
 
-// ask sends a datagram from a port and returns who answers.
+// ask sends a datagram from a port and returns the backend that answers.
 func (w *testbed) ask(family int, port uint16) (backend string, err error) {
 	c, err := w.dial("udp", netip.AddrPortFrom(clientAddrs[family], port), netip.AddrPortFrom(vips[family], vipPort))
 	if err != nil {

@@ -37,7 +37,7 @@ func TestContract(t *testing.T) {
 	})
 }
 
-// What stands between the client and the cloud begins when the client is made, however much Connect has to ask for that.
+// The transport is wrapped from New on, however many requests Connect makes.
 func TestWrap(t *testing.T) {
 	f := openstacktest.NewFake(t)
 	var seen atomic.Int32
@@ -72,7 +72,7 @@ func once(method string, fault openstacktest.Fault) func(*http.Request) openstac
 	}
 }
 
-// An answer that is lost leaves no object that nobody knows: what asks again gets what was made.
+// A lost response leaves no unknown object: the retry finds the first object.
 func TestLostAnswers(t *testing.T) {
 	f := openstacktest.NewFake(t)
 	c := connect(t, f, openstack.Config{Cluster: "a"})
@@ -111,10 +111,10 @@ func TestClouds(t *testing.T) {
 		fault openstacktest.Fault
 		want  func(error) bool
 	}{
-		"hangs":               {openstacktest.Hang, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }},
-		"is away":             {openstacktest.Refuse, func(err error) bool { return err != nil && strings.Contains(err.Error(), "status 503") }},
-		"has it in use":       {openstacktest.Taken, func(err error) bool { return errors.Is(err, openstack.ErrTaken) && !errors.Is(err, openstack.ErrQuota) }},
-		"took the token away": {openstacktest.Expire, func(err error) bool { return err == nil }},
+		"hangs":             {openstacktest.Hang, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }},
+		"does not answer":   {openstacktest.Refuse, func(err error) bool { return err != nil && strings.Contains(err.Error(), "status 503") }},
+		"has it in use":     {openstacktest.Taken, func(err error) bool { return errors.Is(err, openstack.ErrTaken) && !errors.Is(err, openstack.ErrQuota) }},
+		"expires the token": {openstacktest.Expire, func(err error) bool { return err == nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := openstacktest.NewFake(t)
@@ -133,7 +133,7 @@ func TestClouds(t *testing.T) {
 func TestQuotaExhausted(t *testing.T) {
 	f := openstacktest.NewFake(t)
 	c := connect(t, f, openstack.Config{Cluster: "a"})
-	f.SetQuota("port", 2) // the gateways'
+	f.SetQuota("port", 2) // of the gateways
 	if _, err := c.CreatePort(t.Context(), request); !errors.Is(err, openstack.ErrQuota) {
 		t.Errorf("port: %v", err)
 	}
@@ -151,7 +151,7 @@ func TestQuotaExhausted(t *testing.T) {
 	}
 }
 
-// Somebody writes to a gateway's port just when we do: neither loses.
+// Concurrent writers of a gateway's port lose no pairs.
 func TestConcurrentPairs(t *testing.T) {
 	f := openstacktest.NewFake(t)
 	c := connect(t, f, openstack.Config{Cluster: "a"})
@@ -176,7 +176,7 @@ func TestConcurrentPairs(t *testing.T) {
 	}
 }
 
-// Of many that there is no room for few requests find out how many fit, and none takes a place away from one that has it.
+// Few requests find out how many pairs fit, and no existing pair is displaced.
 func TestMorePairsThanFit(t *testing.T) {
 	f := openstacktest.NewFake(t)
 	c := connect(t, f, openstack.Config{Cluster: "a"})

@@ -43,7 +43,7 @@ type Allocations struct {
 // Restore rebuilds the allocations from the Services' annotations. It also returns the claims that collide with another
 // Service, which need a new L2 port. Of two colliding Services the older one keeps its port, so every restart comes to
 // the same result.
-func Restore(claims []Claim) (m *Allocations, anew []Claim) {
+func Restore(claims []Claim) (m *Allocations, collided []Claim) {
 	claims = slices.Clone(claims)
 	slices.SortFunc(claims, func(a, b Claim) int {
 		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Service, b.Service))
@@ -51,10 +51,10 @@ func Restore(claims []Claim) (m *Allocations, anew []Claim) {
 	m = new(Allocations)
 	for _, c := range claims {
 		if c.Port == "" || m.Take(c) != nil {
-			anew = append(anew, c)
+			collided = append(collided, c)
 		}
 	}
-	return m, anew
+	return m, collided
 }
 
 // Take allocates the L4 ports of a claim at its L2 port and releases the previous ones of the Service. If another Service

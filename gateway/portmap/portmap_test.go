@@ -40,7 +40,7 @@ func TestServicesShareAPort(t *testing.T) {
 	}
 	m.Release("d")
 	if m.Used("p2") || !m.Used("p1") || m.Port("d") != "" {
-		t.Error("what nobody has is used, or the other way round")
+		t.Error("Used disagrees with the claims")
 	}
 }
 
@@ -57,12 +57,12 @@ func TestChoose(t *testing.T) {
 		from  []string
 		want  string
 	}{
-		"the first that is free":                    {claim("new", "", http), all, "p1"},
-		"the one it has":                            {claim("b", "", http, dns), all, "p3"},
-		"not the one it has, which is no candidate": {claim("b", "", http), []string{"p1", "p2"}, "p1"},
-		"another, where it cannot grow":             {claim("a", "", http, dns), []string{"p3", "p2"}, "p2"},
-		"none":                                      {claim("new", "", http, dns), []string{"p1", "p2"}, ""},
-		"none of none":                              {claim("new", "", http), nil, ""},
+		"the first free one":                              {claim("new", "", http), all, "p1"},
+		"its current one":                                 {claim("b", "", http, dns), all, "p3"},
+		"not its current one, which is no candidate":      {claim("b", "", http), []string{"p1", "p2"}, "p1"},
+		"another one, if its current one has a collision": {claim("a", "", http, dns), []string{"p3", "p2"}, "p2"},
+		"none":          {claim("new", "", http, dns), []string{"p1", "p2"}, ""},
+		"no candidates": {claim("new", "", http), nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, ok := m.Choose(tc.claim, tc.from)
@@ -73,7 +73,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// Whatever happens, nobody has what another one has, and nothing is lost or kept for nobody.
+// After any operations, no two Services share an L4 port, and every allocation has its claim.
 func TestAllocationsModel(t *testing.T) {
 	l4s := []L4{http, dns, tdns, {"TCP", 443}}
 	ports := []string{"p1", "p2", "p3"}
@@ -126,8 +126,7 @@ func TestAllocationsModel(t *testing.T) {
 	})
 }
 
-// A restart tells the same from annotations, in whatever order they are read; of two Services that want the same, the
-// older one keeps it.
+// Restore gives the same result in any order of the claims. Of two colliding Services the older one keeps its port.
 func TestRestore(t *testing.T) {
 	at := func(c Claim, hour int) Claim {
 		c.Created = time.Unix(int64(hour)*3600, 0)
@@ -138,18 +137,18 @@ func TestRestore(t *testing.T) {
 		at(claim("same age b", "p2", http), 5), at(claim("same age a", "p2", http), 5),
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		m, anew := Restore(rapid.Permutation(claims).Draw(rt, "order"))
+		m, collided := Restore(rapid.Permutation(claims).Draw(rt, "order"))
 		for service, want := range map[string]string{"old": "p1", "other": "p1", "same age a": "p2", "young": "", "new": "", "same age b": ""} {
 			if got := m.Port(service); got != want {
 				rt.Errorf("%s has %q, want %q", service, got, want)
 			}
 		}
 		var names []string
-		for _, c := range anew {
+		for _, c := range collided {
 			names = append(names, c.Service)
 		}
 		if want := []string{"young", "new", "same age b"}; !slices.Equal(names, want) {
-			rt.Errorf("to be mapped anew: %q, want %q", names, want)
+			rt.Errorf("to be mapped again: %q, want %q", names, want)
 		}
 	})
 }

@@ -33,12 +33,12 @@ func TestTakes(t *testing.T) {
 		change                func(*corev1.Service)
 		byClass, whereDefault bool
 	}{
-		"our class":          {nil, true, true},
-		"no class":           {func(s *corev1.Service) { s.Spec.LoadBalancerClass = nil }, false, true},
-		"another class":      {func(s *corev1.Service) { s.Spec.LoadBalancerClass = new("example.com/lb") }, false, false},
-		"another type":       {func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP }, false, false},
-		"kept away":          {func(s *corev1.Service) { s.Annotations[AnnotationManaged] = "false" }, false, false},
-		"taken over already": {func(s *corev1.Service) { s.Annotations[AnnotationManaged] = "true" }, true, true},
+		"our class":             {nil, true, true},
+		"no class":              {func(s *corev1.Service) { s.Spec.LoadBalancerClass = nil }, false, true},
+		"another class":         {func(s *corev1.Service) { s.Spec.LoadBalancerClass = new("example.com/lb") }, false, false},
+		"another type":          {func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP }, false, false},
+		"not managed by choice": {func(s *corev1.Service) { s.Annotations[AnnotationManaged] = "false" }, false, false},
+		"already managed":       {func(s *corev1.Service) { s.Annotations[AnnotationManaged] = "true" }, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := (Config{}).Takes(balanced(tc.change)); got != tc.byClass {
@@ -67,7 +67,7 @@ func TestRead(t *testing.T) {
 			func(s *corev1.Service) { s.Annotations[AnnotationFloatingIPAfterwards] = "retain" },
 			func(w *Want) { w.Floating = FloatingIP{Allocate: true, Retain: true} },
 		},
-		"a certain floating IP, which stays the user's": {
+		"a named floating IP, which stays the user's": {
 			func(s *corev1.Service) { s.Annotations[AnnotationFloatingIP] = "203.0.113.9" },
 			func(w *Want) { w.Floating = FloatingIP{Use: "203.0.113.9", Retain: true} },
 		},
@@ -92,7 +92,7 @@ func TestRead(t *testing.T) {
 				w.L4 = []portmap.L4{{Protocol: "TCP", Port: 53}, {Protocol: "UDP", Port: 53}, {Protocol: "TCP", Port: 80}}
 			},
 		},
-		"who may connect": {
+		"source ranges": {
 			func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.7/24", " 2001:db8::/32 "} },
 			func(w *Want) {
 				w.Sources = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}
@@ -144,7 +144,7 @@ func TestReadErrors(t *testing.T) {
 		"external IPs": {func(s *corev1.Service) { s.Annotations[AnnotationExternalIPs] = "yes" }, []string{`annotation gateway.isthmus.dev/external-ips is "yes"; it can be "false" or "true"`}},
 		"floating IP of IPv6": {
 			func(s *corev1.Service) { s.Annotations[AnnotationFloatingIP] = "2001:db8::1" },
-			[]string{"annotation gateway.isthmus.dev/floating-ip is 2001:db8::1; floating IPs are IPv4 only, IPv6 addresses are announced as they are"},
+			[]string{"annotation gateway.isthmus.dev/floating-ip is 2001:db8::1; floating IPs are IPv4 only; IPv6 addresses are announced without one"},
 		},
 		"floating IP for IPv6": {
 			func(s *corev1.Service) {
@@ -157,7 +157,7 @@ func TestReadErrors(t *testing.T) {
 			func(s *corev1.Service) { s.Annotations[AnnotationFloatingIP] = "" },
 			[]string{`annotation gateway.isthmus.dev/floating-ip is empty; it can be "none", "allocate", or the id or the address of a floating IP`},
 		},
-		"delete what is the user's": {
+		"deletion of the user's floating IP": {
 			func(s *corev1.Service) {
 				s.Annotations = map[string]string{AnnotationFloatingIP: "203.0.113.9", AnnotationFloatingIPAfterwards: "delete"}
 			},
@@ -165,7 +165,7 @@ func TestReadErrors(t *testing.T) {
 		},
 		"SCTP": {
 			func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP },
-			[]string{"spec.ports[http].protocol SCTP is not balanced by gateways; use TCP or UDP"},
+			[]string{"spec.ports[http].protocol SCTP is not supported by gateways; use TCP or UDP"},
 		},
 		"no node port": {
 			func(s *corev1.Service) {
@@ -174,7 +174,7 @@ func TestReadErrors(t *testing.T) {
 			},
 			[]string{"spec.ports[http] has no node port, which gateway.isthmus.dev/backends=nodeports needs; set spec.allocateLoadBalancerNodePorts to true"},
 		},
-		"two at once": {
+		"two errors": {
 			func(s *corev1.Service) {
 				s.Annotations[AnnotationServiceImport] = "hello"
 				s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0"}
@@ -189,7 +189,7 @@ func TestReadErrors(t *testing.T) {
 				s.Spec.Selector = nil
 				s.Annotations = map[string]string{AnnotationServiceImport: "hello", AnnotationBackends: "nodeports"}
 			},
-			[]string{"the annotation isthmus.dev/service-import needs gateway.isthmus.dev/backends=pods: other clusters' node ports do not lead to their pods for us"},
+			[]string{"the annotation isthmus.dev/service-import needs gateway.isthmus.dev/backends=pods: node ports of other clusters are not reachable"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -111,7 +111,7 @@ func (k keepalived) reload() error {
 	return nil
 }
 
-// stop stops keepalived; its peers are told and take over at once. It is no error if it does not run.
+// stop stops keepalived, which notifies its peers, so that they take over at once. It is no error if it does not run.
 func (k keepalived) stop(ctx context.Context) error {
 	signal := syscall.SIGTERM
 	begin := time.Now()

@@ -55,15 +55,15 @@ vrrp_instance isthmus {
 	}
 }
 
-// Gateways have a role while something is announced so and serves, and they are not cordoned.
+// A gateway has a role while a VIP announced by VRRP has backends and the gateway is not cordoned.
 func TestNewRole(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*desired.State){
-		"cordoned":      func(s *desired.State) { s.Cordoned = true },
-		"no VRRP":       func(s *desired.State) { s.VRRP = nil },
-		"by BGP":        func(s *desired.State) { s.VIPs[0].Announce = desired.ByBGP },
-		"all draining":  func(s *desired.State) { s.VIPs[0].Frontends[0].Backends[0].Draining = true },
-		"nothing there": func(s *desired.State) { s.VIPs = nil },
+		"cordoned":     func(s *desired.State) { s.Cordoned = true },
+		"no VRRP":      func(s *desired.State) { s.VRRP = nil },
+		"by BGP":       func(s *desired.State) { s.VIPs[0].Announce = desired.ByBGP },
+		"all draining": func(s *desired.State) { s.VIPs[0].Frontends[0].Backends[0].Draining = true },
+		"no VIPs":      func(s *desired.State) { s.VIPs = nil },
 	} {
 		s := state("10.99.0.100")
 		if newRole(s) == nil {

@@ -38,14 +38,14 @@ func TestMain(m *testing.M) {
 	os.Exit(netlab.Main(m))
 }
 
-// The VIPs stand in the network of the gateways, so that a router asks who has them.
+// The VIPs are in the gateways' network, so a router resolves them by ARP and neighbour discovery.
 var (
 	vip   = netip.MustParseAddr("10.99.0.100")
 	vip6  = netip.MustParseAddr("fd99::100")
 	later = netip.MustParseAddr("10.99.0.50") // sorts before vip
 )
 
-// lab is two gateways in one virtual router; number 0 has the higher priority.
+// lab is two gateways in one virtual router; gateway 0 has the higher priority.
 type lab struct {
 	*edge.Lab
 	parts [2]*subprocess.Process
@@ -70,7 +70,7 @@ func newLab(t *testing.T) *lab {
 			}
 			t.Cleanup(func() { _ = stop() })
 		}
-		t.Cleanup(func() { // keepalived outlives what started it
+		t.Cleanup(func() { // keepalived outlives its starter
 			if err := e.Gateways[i].Do(func() error { return vrrp.Cleanup(context.WithoutCancel(t.Context()), l.dirs[i]) }); err != nil {
 				t.Error(err)
 			}
@@ -79,7 +79,7 @@ func newLab(t *testing.T) *lab {
 	return l
 }
 
-// begin starts a gateway's part and applies a state with VIPs.
+// begin starts a gateway's announcer and applies a state with VIPs.
 func (l *lab) begin(t *testing.T, gateway int, vips ...netip.Addr) {
 	t.Helper()
 	self, err := os.Executable()
@@ -118,7 +118,7 @@ func state(gateway int, vips ...netip.Addr) *desired.State {
 
 const within = 30 * time.Second
 
-// eventually fails the test unless what returns "" before long; it returns what is missing.
+// eventually fails the test unless condition soon returns "" instead of what is missing.
 func eventually(t *testing.T, what func() string) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -173,7 +173,7 @@ func (l *lab) probe(t *testing.T, vip netip.Addr) *edge.Probe {
 	return p
 }
 
-// The backup takes all VIPs, of both families, when the master's cable is cut; the master takes them back when it returns.
+// The backup takes all VIPs, of both families, when the master's cable is cut; the master takes them back afterwards.
 func TestTakeover(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -206,8 +206,8 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
-// VIPs come and go, on one gateway after the other, and the agent is restarted: nobody else becomes the master, and no
-// question to a VIP that stays is lost.
+// VIPs are added and removed on one gateway after another, and the agent restarts: the master stays the same, and no
+// request to a remaining VIP is lost.
 func TestReloadLosesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -217,7 +217,7 @@ func TestReloadLosesNothing(t *testing.T) {
 	p := l.probe(t, vip)
 	l.awaitAnswers(t, p, 0)
 	l.apply(t, 1, state(1, later, vip, vip6))
-	// As long as the backup takes to miss a master, they differ in what they have.
+	// The states differ for as long as a backup needs to miss a master.
 	apart := time.Now().Add(1500 * time.Millisecond)
 	eventually(t, func() string {
 		if p.From(0, apart).IsZero() {
@@ -228,13 +228,13 @@ func TestReloadLosesNothing(t *testing.T) {
 	l.apply(t, 0, state(0, later, vip, vip6))
 	l.awaitHolder(t, 0, vip, vip6, later)
 	l.apply(t, 0, state(0, vip))
-	for _, a := range []netip.Addr{vip6, later} { // gone when Apply returns
+	for _, a := range []netip.Addr{vip6, later} { // removed when Apply returns
 		if has, err := l.Has(0, a); err != nil || has {
 			t.Errorf("gateway 0 has %s: %t, %v", a, has, err)
 		}
 	}
 	l.parts[0].Kill()
-	l.begin(t, 0, vip) // finds the keepalived that the first one started
+	l.begin(t, 0, vip) // takes over the first one's keepalived
 	if err := l.parts[0].Close(false); err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestReloadLosesNothing(t *testing.T) {
 	}
 }
 
-// A keepalived that is killed leaves no VIP behind for two gateways to have, whether its agent lives or starts anew.
+// A killed keepalived leaves no VIP behind on two gateways, whether its agent lives or restarts.
 func TestKilledKeepalivedLeavesNoVIP(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -261,7 +261,7 @@ func TestKilledKeepalivedLeavesNoVIP(t *testing.T) {
 	})
 	l.awaitHolder(t, 0, vip, vip6) // preferred
 
-	l.parts[0].Kill() // nobody watches
+	l.parts[0].Kill() // without a watch
 	l.killKeepalived(t, 0)
 	l.begin(t, 0) // without VIPs
 	for _, a := range []netip.Addr{vip, vip6} {
@@ -272,7 +272,7 @@ func TestKilledKeepalivedLeavesNoVIP(t *testing.T) {
 	l.awaitHolder(t, 1, vip, vip6)
 }
 
-// pid reads a process's id from a file of a gateway's.
+// pid reads a process id from a file of a gateway.
 func (l *lab) pid(gateway int, name string) (int, error) {
 	content, err := os.ReadFile(filepath.Join(l.dirs[gateway], name))
 	if err != nil {
@@ -284,7 +284,7 @@ func (l *lab) pid(gateway int, name string) (int, error) {
 // killKeepalived kills both processes and returns the parent's id.
 func (l *lab) killKeepalived(t *testing.T, gateway int) (parent int) {
 	t.Helper()
-	for _, name := range []string{"vrrp.pid", "keepalived.pid"} { // the child of a dead parent ends in order
+	for _, name := range []string{"vrrp.pid", "keepalived.pid"} { // the child of a dead parent ends gracefully
 		pid, err := l.pid(gateway, name)
 		if err != nil {
 			t.Fatal(err)
@@ -307,7 +307,7 @@ func (l *lab) handsOver(t *testing.T, vips ...netip.Addr) {
 	l.awaitHolder(t, 1, vips...)
 }
 
-// A cordoned master, and one that is drained, hands over before it goes; a VIP without backends goes alone.
+// A cordoned or drained master hands over before it stops. A VIP without backends is removed alone.
 func TestCordonAndDrain(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -328,7 +328,7 @@ func TestCordonAndDrain(t *testing.T) {
 	l.handsOver(t, vip, vip6)
 }
 
-// A gateway that is the only one of its group has no peers, until another one comes.
+// A single gateway has no peers until another one is added.
 func TestSingleGateway(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -342,8 +342,8 @@ func TestSingleGateway(t *testing.T) {
 	l.handsOver(t, vip, vip6)
 }
 
-// A master that leaves loses nothing, though clients learn late who has a VIP, and both gateways know of each other from before.
-// When nobody is there to take the VIPs it leaves all the same.
+// A master that withdraws loses nothing, even if clients update their neighbour entries late. Without a peer that takes
+// the VIPs it withdraws all the same.
 func TestWithdrawalLosesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -362,7 +362,7 @@ func TestWithdrawalLosesNothing(t *testing.T) {
 	cordoned.Cordoned = true
 	for range 2 {
 		l.apply(t, 0, cordoned)
-		l.awaitHolder(t, 1, vip, vip6) // gone from gateway 0 when Apply returns
+		l.awaitHolder(t, 1, vip, vip6) // removed from gateway 0 when Apply returns
 		answers(1)
 		l.apply(t, 0, state(0, vip, vip6))
 		l.awaitHolder(t, 0, vip, vip6)
@@ -390,7 +390,7 @@ func TestWithdrawalLosesNothing(t *testing.T) {
 	}
 }
 
-// What cannot work is refused by its field, and what worked goes on.
+// An invalid state is refused with its field, and the previous one continues.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -399,7 +399,7 @@ func TestRefusals(t *testing.T) {
 	for field, spoil := range map[string]func(*desired.VRRP){
 		"vrrp.interface": func(v *desired.VRRP) { v.Interface = "eth7" },
 		"vrrp.source":    func(v *desired.VRRP) { v.Source = netip.MustParseAddr("10.99.0.77") },
-		"vrrp":           func(v *desired.VRRP) { v.IntervalMillis = 90_000 }, // more than the protocol has room for
+		"vrrp":           func(v *desired.VRRP) { v.IntervalMillis = 90_000 }, // more than the protocol allows
 	} {
 		s := state(0, vip, vip6)
 		spoil(s.VRRP)

@@ -168,7 +168,7 @@ func (c *flow) upload() error {
 		}
 		defer answer.Body.Close()
 		if _, err = fmt.Fscan(answer.Body, &sent); err == nil && sent != pieces.n {
-			err = fmt.Errorf("%d bytes came of %d", sent, pieces.n)
+			err = fmt.Errorf("%d of %d bytes arrived", sent, pieces.n)
 		}
 		c.ended <- err
 	}()

@@ -175,7 +175,7 @@ func (i *Installation) register(ctx context.Context) error {
 		node, err := i.render(nodeTemplate, map[string]any{
 			"Name": Name(g), "Addr": edge.Gateways[g][0], "Port": agentPort, "NeutronPort": ids.Port, "ASN": GatewayASN, "Balancer": i.balancer,
 			"Router": edge.Router[0], "RouterASN": RouterASN, "MED": 50 * g,
-			"Device": edge.Device, "Mate": edge.Gateways[1-g][0], "Priority": 200 - 50*g,
+			"Device": edge.Device, "Peer": edge.Gateways[1-g][0], "Priority": 200 - 50*g,
 		})
 		if err != nil {
 			return err

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
 
-// A datagram goes through a router in between, and its sender's address comes with it.
+// A datagram crosses a router with its source address.
 func TestNamespacesReachEachOther(t *testing.T) {
 	Privileged(t)
 	ns := make([]*Namespace, 3)
@@ -70,7 +70,7 @@ func TestMainIsolates(t *testing.T) {
 	}
 	for _, i := range all {
 		if i.Flags&net.FlagLoopback == 0 && i.Flags&net.FlagUp != 0 {
-			t.Errorf("device %s is up; the tests are in somebody's network", i.Name)
+			t.Errorf("device %s is up; the tests run in the machine's network", i.Name)
 		}
 	}
 }
@@ -89,7 +89,7 @@ func TestCgroup(t *testing.T) {
 	}
 }
 
-// What was disconnected can be connected again, at both ends, and there is no need to know whether it was.
+// A disconnected device can be connected again at both ends, and disconnecting twice is no error.
 func TestDisconnect(t *testing.T) {
 	Privileged(t)
 	var ends [2]*Namespace

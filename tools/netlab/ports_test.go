@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestFreePorts: all differ, can be listened at over UDP and TCP, and are none that the kernel gives to others.
+// TestFreePorts verifies that the ports differ, can be used over UDP and TCP, and are never assigned by the kernel.
 func TestFreePorts(t *testing.T) {
 	ports, err := FreePorts(50)
 	if err != nil {

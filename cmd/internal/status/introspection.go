@@ -27,7 +27,7 @@ const (
 	// AskPath asks each server=, an address and port, whether it answers for clusterset.local; there may be up to MaxAsked.
 	// It returns a list of ClusterDNS in the same order.
 	AskPath = "/ask"
-	// ShowPath, followed by a name from ShowTables, returns that table.
+	// ShowPath returns a table; a name from ShowTables follows it in the path.
 	ShowPath = "/show/"
 )
 

@@ -1,6 +1,5 @@
-// Package about has the ClusterProperty of KEP-2149, by which a cluster says who it is and which ClusterSet
-// it belongs to. The kind is not ours and has no Go module, so its types stand here. Its versions v1alpha1
-// and v1beta1 have the same fields; we read and write v1beta1.
+// Package about contains the types of ClusterProperty of KEP-2149, which holds a cluster's id and ClusterSet. The kind has no
+// Go module of its own. Its versions v1alpha1 and v1beta1 have the same fields; Isthmus reads and writes v1beta1.
 //
 // https://github.com/kubernetes/enhancements/tree/master/keps/sig-multicluster/2149-clusterid
 //
@@ -34,7 +33,7 @@ func addKinds(s *runtime.Scheme) error {
 	return nil
 }
 
-// ClusterProperty is one thing that a cluster says about itself. Its name says which.
+// ClusterProperty is a property of a cluster, identified by its name.
 //
 // +kubebuilder:object:root=true
 type ClusterProperty struct {

@@ -42,13 +42,13 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		},
 		"another's by name alone": {
 			do:      fresh(func(r *record) { r.Name = "b.fresh.demo" }),
-			because: `metadata.name is b.fresh.demo; spec says that it is a.fresh.demo`,
+			because: `metadata.name is b.fresh.demo; by the spec it must be a.fresh.demo`,
 		},
 		"another's by spec.clusterID alone": {
 			do:      fresh(func(r *record) { r.Spec.ClusterID = "b" }),
-			because: `spec.clusterID is b; member a speaks only for a`,
+			because: `spec.clusterID is b; member a publishes only for a`,
 		},
-		"nobody's": {
+		"no owner": {
 			do:      fresh(func(r *record) { delete(r.Labels, isthmus.LabelCluster) }),
 			because: `label isthmus.dev/cluster is ""`,
 		},
@@ -69,18 +69,18 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		"a.b as a, with a's record of service b": {
 			as:      "a.b",
 			do:      create(alter(b.record("a.b", "fresh", "demo"), func(r *record) { r.Name = "a.b.demo" })),
-			because: `metadata.name is a.b.demo; spec says that it is a.b.fresh.demo`,
+			because: `metadata.name is a.b.demo; by the spec it must be a.b.fresh.demo`,
 		},
 		"a over a.b's record, by fields that give the same name": {
 			do: update(b, b.record("a.b", "shop", "demo"), func(r *record) {
 				own := b.record("a", "b.shop", "demo")
 				r.Labels, r.Spec = own.Labels, own.Spec
 			}),
-			because: `label isthmus.dev/cluster was "a.b"; member a may not take over what belongs to another`,
+			because: `label isthmus.dev/cluster was "a.b"; member a may not take over objects of another member`,
 		},
 		"a name that the server completes": {
 			do:      fresh(func(r *record) { r.Name, r.GenerateName = "", "b.shop.demo-" }),
-			because: `spec says that it is a.fresh.demo`,
+			because: `by the spec it must be a.fresh.demo`,
 		},
 		"an id in capitals": {
 			do:      fresh(func(r *record) { r.Labels[isthmus.LabelCluster] = "A" }),
@@ -88,14 +88,14 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		},
 		"labels of another service": {
 			do:      fresh(func(r *record) { r.Labels[isthmus.LabelServiceName] = "shop" }),
-			because: `are "shop" and "demo"; spec says fresh and demo`,
+			because: `are "shop" and "demo"; the spec has fresh and demo`,
 		},
 		"labels of another namespace": {
 			do:      fresh(func(r *record) { r.Labels[isthmus.LabelServiceNamespace] = "prod" }),
-			because: `are "fresh" and "prod"; spec says fresh and demo`,
+			because: `are "fresh" and "prod"; the spec has fresh and demo`,
 		},
 		"a namespace of Kubernetes": {
-			do: create(b.record("a", "kube-dns", "kube-system")), because: `namespaces kube-* are each cluster's own`,
+			do: create(b.record("a", "kube-dns", "kube-system")), because: `namespaces kube-* are not shared`,
 		},
 		"another's, changed":       {do: update(b, victim(), func(r *record) { r.Spec.IPs = []string{"243.0.0.7"} }), because: `label isthmus.dev/cluster is "b"`},
 		"another's, buried":        {do: merge(victim(), `{"spec":{"withdrawnAt":"2026-01-01T00:00:00Z"}}`), because: `label isthmus.dev/cluster is "b"`},
@@ -108,7 +108,7 @@ func (b *broker) attacksOnRecords() map[string]attack {
 			do: update(b, victim(), func(r *record) {
 				r.Labels[isthmus.LabelCluster], r.Spec.ClusterID = "a", "a"
 			}),
-			because: `label isthmus.dev/cluster was "b"; member a may not take over what belongs to another`,
+			because: `label isthmus.dev/cluster was "b"; member a may not take over objects of another member`,
 		},
 		"another's, taken over by label alone": {
 			do:      merge(victim(), `{"metadata":{"labels":{"isthmus.dev/cluster":"a"}}}`),
@@ -123,7 +123,7 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		"one's own, given to another by label alone": {do: merge(own(), `{"metadata":{"labels":{"isthmus.dev/cluster":"b"}}}`), because: `label isthmus.dev/cluster is "b"`},
 		"another's with a name of one's own, taken over": {
 			do:      update(b, b.record("a", "odd", "demo"), func(r *record) { r.Labels[isthmus.LabelCluster], r.Spec.ClusterID = "a", "a" }),
-			because: `label isthmus.dev/cluster was "b"; member a may not take over what belongs to another`,
+			because: `label isthmus.dev/cluster was "b"; member a may not take over objects of another member`,
 		},
 		"another's by label, taken over": {
 			do:      update(b, b.record("a", "odder", "demo"), func(r *record) { r.Labels[isthmus.LabelCluster] = "a" }),
@@ -136,7 +136,7 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		"one's own, made to speak for another": {do: merge(own(), `{"spec":{"clusterID":"b"}}`), because: `spec.clusterID is b`},
 		"one's own, made to be about another service": {
 			do:      merge(own(), `{"spec":{"name":"shop"},"metadata":{"labels":{"isthmus.dev/service-name":"shop"}}}`),
-			because: `metadata.name is a.own.demo; spec says that it is a.shop.demo`,
+			because: `metadata.name is a.own.demo; by the spec it must be a.shop.demo`,
 		},
 		"another's, deleted":                      {do: remove(victim()), because: `label isthmus.dev/cluster is "b"`},
 		"a.b's, deleted by a":                     {do: remove(b.record("a.b", "shop", "demo")), because: `label isthmus.dev/cluster is "a.b"`},
@@ -198,9 +198,9 @@ func (b *broker) attacksOnSlices() map[string]attack {
 		},
 		"another's by name alone": {
 			do:      fresh(func(s *slice) { s.Name = b.slice("b", "fresh", "demo").Name }),
-			because: `the labels say that it is a.fresh.demo- and 10 characters of base32`,
+			because: `by the labels it must be a.fresh.demo- and 10 characters of base32`,
 		},
-		"nobody's": {do: fresh(func(s *slice) { delete(s.Labels, isthmus.LabelCluster) }), because: `label isthmus.dev/cluster is ""`},
+		"no owner": {do: fresh(func(s *slice) { delete(s.Labels, isthmus.LabelCluster) }), because: `label isthmus.dev/cluster is ""`},
 		"a as a.b": {do: create(b.slice("a.b", "fresh", "demo")), because: `label isthmus.dev/cluster is "a.b"`},
 		"a.b as a": {as: "a.b", do: create(b.slice("a", "fresh", "demo")), because: `label isthmus.dev/cluster is "a"`},
 		"a as a.b, by a service that is called b.fresh": {
@@ -209,15 +209,15 @@ func (b *broker) attacksOnSlices() map[string]attack {
 		"a.b as a, by a name that fits both": {
 			as:      "a.b",
 			do:      create(alter(b.slice("a.b", "fresh", "demo"), func(s *slice) { s.Name = "a.b.demo-aaaaaaaaaa" })),
-			because: `the labels say that it is a.b.fresh.demo-`,
+			because: `by the labels it must be a.b.fresh.demo-`,
 		},
 		"of another service by label alone": {
 			do:      fresh(func(s *slice) { s.Labels[isthmus.LabelServiceName] = "shop" }),
-			because: `the labels say that it is a.shop.demo-`,
+			because: `by the labels it must be a.shop.demo-`,
 		},
 		"of a namespace that only begins alike": {
 			do:      fresh(func(s *slice) { s.Name = "a.fresh.demo-prod-aaaaaaaaaa" }),
-			because: `the labels say that it is a.fresh.demo- and 10 characters`,
+			because: `by the labels it must be a.fresh.demo- and 10 characters`,
 		},
 		"with a name that is too short": {
 			do: fresh(func(s *slice) { s.Name = "a.fresh.demo-aaaaaaaaa" }), because: `10 characters of base32`,
@@ -233,7 +233,7 @@ func (b *broker) attacksOnSlices() map[string]attack {
 			do:      fresh(func(s *slice) { s.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io" }),
 			because: `label endpointslice.kubernetes.io/managed-by is "endpointslice-controller.k8s.io"; it must be isthmus.dev`,
 		},
-		"that says to be nobody's": {
+		"without managed-by": {
 			do:      fresh(func(s *slice) { delete(s.Labels, discoveryv1.LabelManagedBy) }),
 			because: `label endpointslice.kubernetes.io/managed-by is ""`,
 		},
@@ -249,7 +249,7 @@ func (b *broker) attacksOnSlices() map[string]attack {
 			do:      merge(own(), `{"metadata":{"labels":{"kubernetes.io/service-name":"webhook"}}}`),
 			because: `metadata.labels may have only these keys`,
 		},
-		"of a namespace of Kubernetes": {do: create(b.slice("a", "kube-dns", "kube-system")), because: `namespaces kube-* are each cluster's own`},
+		"of a namespace of Kubernetes": {do: create(b.slice("a", "kube-dns", "kube-system")), because: `namespaces kube-* are not shared`},
 		"another's, emptied":           {do: merge(victim(), `{"endpoints":[]}`), because: `label isthmus.dev/cluster is "b"`},
 		"another's, changed": {
 			do:      update(b, victim(), func(s *slice) { s.Endpoints[0].Addresses = []string{"10.0.0.66"} }),
@@ -372,26 +372,26 @@ func (b *broker) attacksOnAggregates() map[string]attack {
 	}
 	const (
 		fromOwn = `member a allocates from [243.0.0.0/16 fd00:243:0:1::/64]`
-		stays   = `a ClusterSetIP stays as long as the aggregate`
-		asFirst = `it is true or false, not false with a ClusterSetIP, and stays as first set`
-		names   = `it names who gave the ClusterSetIP, here "`
+		stays   = `the ClusterSetIP of an aggregate is immutable`
+		asFirst = `it must be true or false, not false with a ClusterSetIP, and is immutable once set`
+		names   = `it must name the allocator of the ClusterSetIP, here "`
 	)
 	return map[string]attack{
-		"an address of another's block":       {do: create(fresh("a", "243.2.0.7")), because: `spec.ips is [243.2.0.7]; ` + fromOwn},
-		"an address of a.b's block by a":      {do: create(fresh("a", "243.1.0.7")), because: fromOwn},
-		"an address of a's block by a.b":      {as: "a.b", do: create(fresh("a.b", "243.0.0.7")), because: `member a.b allocates from [243.1.0.0/16`},
-		"an address of nobody's":              {do: create(fresh("a", "10.0.0.7")), because: fromOwn},
-		"an address of the cloud's":           {do: create(fresh("a", "169.254.169.254")), because: fromOwn},
-		"an IPv6 address of another's block":  {do: create(fresh("a", "fd00:243:0:3::7")), because: fromOwn},
-		"one address of its own and one not":  {do: create(fresh("a", "243.0.0.7", "fd00:243:0:3::7")), because: fromOwn},
-		"an address written like nobody does": {do: create(written("fd00:243:0:1::7", "fd00:0243:0:1::7")), because: fromOwn},
-		"an IPv4 address written as IPv6":     {do: create(written("243.0.0.7", "::ffff:243.0.0.7")), because: fromOwn},
-		"no address but a word":               {do: create(written("243.0.0.7", "localhost")), because: fromOwn},
+		"an address of another's block":      {do: create(fresh("a", "243.2.0.7")), because: `spec.ips is [243.2.0.7]; ` + fromOwn},
+		"an address of a.b's block by a":     {do: create(fresh("a", "243.1.0.7")), because: fromOwn},
+		"an address of a's block by a.b":     {as: "a.b", do: create(fresh("a.b", "243.0.0.7")), because: `member a.b allocates from [243.1.0.0/16`},
+		"an address outside of all blocks":   {do: create(fresh("a", "10.0.0.7")), because: fromOwn},
+		"an address of the cloud's":          {do: create(fresh("a", "169.254.169.254")), because: fromOwn},
+		"an IPv6 address of another's block": {do: create(fresh("a", "fd00:243:0:3::7")), because: fromOwn},
+		"one address of its own and one not": {do: create(fresh("a", "243.0.0.7", "fd00:243:0:3::7")), because: fromOwn},
+		"an address in another form":         {do: create(written("fd00:243:0:1::7", "fd00:0243:0:1::7")), because: fromOwn},
+		"an IPv4 address written as IPv6":    {do: create(written("243.0.0.7", "::ffff:243.0.0.7")), because: fromOwn},
+		"no address but a word":              {do: create(written("243.0.0.7", "localhost")), because: fromOwn},
 		"families that are not those of the ips": {
 			do:      create(alter(fresh("a", "243.0.0.7"), func(s *si) { s.Spec.IPFamilies[0] = corev1.IPv6Protocol })),
-			because: `it lists the families of spec.ips`,
+			because: `it must list the families of spec.ips`,
 		},
-		"two addresses of a family":          {do: create(fresh("a", "243.0.0.7", "243.0.0.8")), because: `it lists the families of spec.ips`},
+		"two addresses of a family":          {do: create(fresh("a", "243.0.0.7", "243.0.0.8")), because: `it must list the families of spec.ips`},
 		"another's allocator":                {do: create(fresh("b", "243.0.0.7")), because: names + `a"`},
 		"another's allocator and block":      {do: create(fresh("b", "243.2.0.7")), because: `denied request`}, // by either of two policies
 		"a.b's allocator by a":               {do: create(fresh("a.b", "243.0.0.7")), because: names + `a"`},
@@ -412,15 +412,15 @@ func (b *broker) attacksOnAggregates() map[string]attack {
 		"no use for an address that is there": {do: update(b, b.aggregate("old", "demo", ""), annotate(use, "false")), because: asFirst},
 		"a name that is not the labels'": {
 			do:      create(alter(fresh(""), func(s *si) { s.Name = "stale.demo" })),
-			because: `metadata.name is stale.demo; the labels say that it is fresh.demo`,
+			because: `metadata.name is stale.demo; by the labels it must be fresh.demo`,
 		},
-		"no labels":             {do: create(alter(fresh(""), func(s *si) { s.Labels = nil })), because: `the labels say that it is .`},
+		"no labels":             {do: create(alter(fresh(""), func(s *si) { s.Labels = nil })), because: `by the labels it must be .`},
 		"a name of three parts": {do: create(b.aggregate("b.fresh", "demo", "")), because: `both must be RFC 1123 labels, without dots`},
 		"a name that the server completes": {
 			do:      create(alter(fresh(""), func(s *si) { s.Name, s.GenerateName = "", "shop.demo" })),
-			because: `the labels say that it is fresh.demo`,
+			because: `by the labels it must be fresh.demo`,
 		},
-		"a namespace of Kubernetes": {do: create(b.aggregate("kube-dns", "kube-system", "")), because: `namespaces kube-* are each cluster's own`},
+		"a namespace of Kubernetes": {do: create(b.aggregate("kube-dns", "kube-system", "")), because: `namespaces kube-* are not shared`},
 		"an owner's label": {
 			do:      create(alter(fresh(""), func(s *si) { s.Labels[isthmus.LabelCluster] = "a" })),
 			because: `metadata.labels may have only these keys`,
@@ -446,7 +446,7 @@ func (b *broker) attacksOnAggregates() map[string]attack {
 		"no allocator any more":           {do: update(b, shop(), func(s *si) { delete(s.Annotations, allocator) }), because: names + `b"`},
 		"no annotations any more":         {do: update(b, shop(), func(s *si) { s.Annotations = nil }), because: names + `b"`},
 		"another as allocator of its own": {do: update(b, own(), annotate(allocator, "b")), because: names + `a"`},
-		"other labels":                    {do: merge(shop(), `{"metadata":{"labels":{"isthmus.dev/service-name":"fresh"}}}`), because: `the labels say that it is fresh.demo`},
+		"other labels":                    {do: merge(shop(), `{"metadata":{"labels":{"isthmus.dev/service-name":"fresh"}}}`), because: `by the labels it must be fresh.demo`},
 		"labels of somebody else":         {do: merge(shop(), `{"metadata":{"labels":{"app":"web"}}}`), because: `metadata.labels may have only these keys`},
 		"a finalizer":                     {do: merge(shop(), `{"metadata":{"finalizers":["example.com/never"]}}`), because: `metadata.finalizers may not be set or changed`},
 		"an owner": {
@@ -455,14 +455,14 @@ func (b *broker) attacksOnAggregates() map[string]attack {
 			}),
 			because: `metadata.ownerReferences may not be set or changed`,
 		},
-		"others', deleted":        {do: remove(shop()), because: `status.clusters lists [a.b b]; member a deletes an aggregate only when nobody else is listed`},
+		"others', deleted":        {do: remove(shop()), because: `status.clusters lists [a.b b]; member a deletes an aggregate only if no other member is listed`},
 		"one that others use too": {do: remove(own()), because: `status.clusters lists [a b]`},
 		"a.b's, deleted by a":     {do: remove(b.aggregate("dotted", "demo", "")), because: `status.clusters lists [a.b]; member a deletes`},
 		"a's, deleted by a.b":     {as: "a.b", do: remove(b.aggregate("solo", "demo", "")), because: `status.clusters lists [a]; member a.b deletes`},
 		"others', deleted softly": {do: remove(shop(), client.PropagationPolicy(metav1.DeletePropagationForeground)), because: `status.clusters lists [a.b b]`},
 		"all, deleted":            denied("deletecollection", "serviceimports", removeAll(b, &si{})),
 		"all, deleted by who has too many rights": {
-			as: "careless", do: removeAll(b, &si{}), because: `member careless deletes an aggregate only when nobody else is listed`,
+			as: "careless", do: removeAll(b, &si{}), because: `member careless deletes an aggregate only if no other member is listed`,
 		},
 		"all, deleted, old version": denied("deletecollection", "serviceimports", removeAll(b, &v1alpha1.ServiceImport{})),
 		"in another namespace":      denied("create", "serviceimports", create(alter(fresh(""), func(s *si) { s.Namespace = "default" }))),
@@ -502,14 +502,14 @@ func (b *broker) attacksOnStatuses() map[string]attack {
 		"all, removed":                  {do: updateStatus(b, shop(), clusters()), because: only},
 		"all, removed by a patch":       {do: mergeStatus(shop(), `{"status":{"clusters":[]}}`), because: only},
 		"the status, removed":           {do: mergeStatus(shop(), `{"status":null}`), because: only},
-		"one that nobody knows":         {do: updateStatus(b, own(), clusters("a", "b", "c")), because: only},
+		"an unknown member":             {do: updateStatus(b, own(), clusters("a", "b", "c")), because: only},
 		"all others, by applying":       {do: applyStatus(alter(b.aggregate("applied", "demo", ""), clusters("a"))), because: `status.clusters was [a b] and is [a]`},
 		"another, by the other version": {do: mergeStatus(b.alphaAggregate("shop", "243.2.0.1"), `{"status":{"clusters":[]}}`), because: only},
 		"the conditions": {
 			do:      mergeStatus(own(), `{"status":{"conditions":[{"type":"Ready","status":"False","reason":"Pending","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`),
-			because: `status: members write clusters and nothing else`,
+			because: `status: members may write only clusters`,
 		},
-		"where endpoints are": {do: mergeStatus(own(), `{"status":{"endpointSliceObjects":"Absent"}}`), because: `status: members write clusters and nothing else`},
+		"where endpoints are": {do: mergeStatus(own(), `{"status":{"endpointSliceObjects":"Absent"}}`), because: `status: members may write only clusters`},
 	}
 }
 
@@ -572,7 +572,7 @@ func (b *broker) attacksOnTheRest() map[string]attack {
 		"no rights for another": denied("patch", "rolebindings", merge(&rbacv1.RoleBinding{ObjectMeta: b.meta("member-b")}, `{"subjects":[]}`)),
 		"be an administrator":   {do: b.impersonating("admin", remove(b.record("b", "shop", "demo"))), because: `cannot impersonate`},
 		"be another member":     {do: b.impersonating(fmt.Sprintf(another, b.namespace), remove(b.record("b", "shop", "demo"))), because: `cannot impersonate`},
-		"run a pod, as anybody": denied("create", "pods", create(&corev1.Pod{ObjectMeta: mine})),
+		"run a pod":             denied("create", "pods", create(&corev1.Pod{ObjectMeta: mine})),
 		"run a Deployment":      denied("create", "deployments", create(&appsv1.Deployment{ObjectMeta: mine})),
 		"a Service":             denied("create", "services", create(&corev1.Service{ObjectMeta: mine})),
 		"a ServiceExport":       denied("create", "serviceexports", create(&v1beta1.ServiceExport{ObjectMeta: mine})),

@@ -1,33 +1,37 @@
-// Package access says what a member may do on the broker: RBAC rules ([MemberBrokerRules]), and admission
-// policies ([Policies], policies/*.yaml) that keep each member to what is its own. deploy-broker writes both, with
-// an administrator's credentials. Joining adds the member to the ClusterSetConfig, which the policies read, and
-// leaving removes it; neither needs a right outside of the broker's namespace.
+// Package access defines the rights of a member on the broker: RBAC rules ([MemberBrokerRules]), and admission policies
+// ([Policies], policies/*.yaml) that restrict each member to its own objects. deploy-broker writes both with an
+// administrator's credentials. Joining adds the member to the ClusterSetConfig, which the policies read, and leaving
+// removes it; neither needs rights outside of the broker's namespace.
 //
-// A member is the ServiceAccount member-ID of the broker's namespace, where ID is compared as a whole: members
-// `a` and `a.b` exist side by side, so every name is recomputed from the object's fields and never matched by
-// its beginning. RBAC leaves a member the kinds of the table, all inside the broker's namespace, and no verb that
-// deletes a collection. What is in the table is then held by a policy each:
+// For example, a compromised member "west" tries to write the EndpointSlice east.web.shop-abcdefghij with its own pods, to
+// receive east's traffic. The API server refuses it with 403 Forbidden, because the name and the label must be west's.
 //
-//	members         against one that left or was revoked: who is not listed in the ClusterSetConfig
-//	                writes nothing, whatever rights and tokens it has kept
-//	exportrecords   against speaking for another member: label, spec.clusterID and the name
-//	                ID.SERVICE.NAMESPACE are the caller's before and after the write
-//	endpointslices  against feeding traffic to another member's Services: label and the name
-//	                ID.SERVICE.NAMESPACE-HASH as above; against feeding Services of the broker's own
-//	                cluster: only labels of ours
-//	leases          against keeping a dead member alive, or letting a living one look dead: each renews
-//	                the Lease member-ID, and deletes none
-//	aggregates      against taking a Service from those who export it: ClusterSetIP, its families, its
-//	                allocator and whether there is one stay as first written; status.clusters gains and
-//	                loses the caller's id alone; deleting is for the last one listed
+// A member is the ServiceAccount member-ID of the broker's namespace, where ID is compared as a whole: members `a` and
+// `a.b` may both exist, so the policies recompute every name from the object's fields and never match a prefix of it. RBAC
+// gives a member only the kinds of this table, inside the broker's namespace, and no verb that deletes a collection. One
+// policy protects each row:
+//
+//	members         against former members: a cluster that the ClusterSetConfig does not list writes
+//	                nothing, whatever rights and tokens it still has
+//	exportrecords   against impersonation: label, spec.clusterID and the name ID.SERVICE.NAMESPACE are
+//	                the caller's before and after the write
+//	endpointslices  against hijacking traffic of another member's Services: label and the name
+//	                ID.SERVICE.NAMESPACE-HASH as above; against hijacking Services of the broker's own
+//	                cluster: only labels of Isthmus
+//	leases          against faking the liveness of another member: each renews the Lease member-ID, and
+//	                deletes none
+//	aggregates      against taking a Service from its exporters: ClusterSetIP, its families, its allocator
+//	                and the choice of a ClusterSetIP are immutable once written; a write to
+//	                status.clusters adds or removes only the caller; only the last listed member deletes
 //	clustersetips   against taking addresses of others: a ClusterSetIP comes from the caller's own block
 //
-// All of them refuse owner references and finalizers, by which the garbage collector or a hanging delete would
-// act for the member, labels of others, by which other controllers would, and kube-* namespaces.
+// All policies refuse owner references and finalizers, with which the garbage collector or a hanging delete would act for
+// the member; other labels, on which other controllers would act; and kube-* namespaces.
 //
-// Not held are ports, type and the like of an aggregate, which nobody believes; what a member says of itself, which
-// importers check against its registration; and how much it says. Whoever may register members is not held either.
+// The policies ignore ports, type and the like of an aggregate, which members ignore, too; a member's claims about itself,
+// which importers check against its registration; and the number of objects. They do not apply to the account that
+// registers members.
 //
-// The policies need Kubernetes 1.31: they were stable in 1.30, and CEL knows addresses since 1.31.
-// Refusals are 403 Forbidden and say which field is wrong and what would be right.
+// The policies need Kubernetes 1.31: they are stable since 1.30, and CEL has IP addresses since 1.31. Refusals are 403
+// Forbidden, and name the wrong field and the right value.
 package access

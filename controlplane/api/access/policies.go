@@ -13,23 +13,23 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// templates are the policies of any broker, as people read them.
+// templates are the policies, with a placeholder for the namespace.
 //
 //go:embed policies/*.yaml
 var templates embed.FS
 
-// placeholder stands in templates for the broker's namespace.
+// placeholder is replaced by the broker's namespace.
 const placeholder = "BROKER_NAMESPACE"
 
-// Policies returns the ValidatingAdmissionPolicies of the broker in namespace, and their bindings: all of them
-// cluster-scoped, with the namespace in their names, so that several brokers may share an API server. They hold
-// the members of this broker in this namespace, and nobody else. Writing them again changes nothing; deleting
-// them takes the protection away and leaves everything else alone. The result is the caller's.
+// Policies returns the ValidatingAdmissionPolicies of the broker in namespace, and their bindings. All are cluster-scoped
+// with the namespace in their names, so that several brokers may share an API server. They apply only to the members of
+// this broker in this namespace. Writing them again changes nothing; deleting them only removes the protection. The caller
+// owns the result.
 //
-// Their parameter is the namespace's ClusterSetConfig: while it is missing, or its definition not served, nobody
-// creates or updates the broker's objects, but everything can be deleted.
+// Their parameter is the namespace's ClusterSetConfig. While it is missing, or its definition is not served, no client can
+// create or update the broker's objects, but deletions succeed.
 //
-// The error says that namespace cannot be the name of one, or that this build is broken.
+// The error means that namespace is not a valid name, or that this build is broken.
 func Policies(namespace string) ([]client.Object, error) {
 	if faults := validation.IsDNS1123Label(namespace); len(faults) > 0 {
 		return nil, fmt.Errorf("namespace %q of a broker: %s", namespace, faults[0])
@@ -56,7 +56,7 @@ func Policies(namespace string) ([]client.Object, error) {
 	return objects, nil
 }
 
-// parse returns the policy or the binding that a YAML document holds.
+// parse parses the policy or the binding in a YAML document.
 func parse(document []byte) (client.Object, error) {
 	var kind metav1.TypeMeta
 	if err := yaml.Unmarshal(document, &kind); err != nil {

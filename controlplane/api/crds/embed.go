@@ -1,5 +1,5 @@
-// Package crds holds the CustomResourceDefinitions that a member and a broker need: our own, generated
-// from controlplane/api/v1alpha1 and controlplane/api/federation, ClusterProperty, and those of the MCS API.
+// Package crds embeds the CustomResourceDefinitions that a member and a broker need: Isthmus' own, generated from
+// controlplane/api/v1alpha1 and controlplane/api/federation, ClusterProperty, and those of the MCS API.
 package crds
 
 import (
@@ -19,8 +19,8 @@ var own embed.FS
 
 // All returns every definition, sorted by name: ServiceExport and ServiceImport of the MCS API and
 // ClusterProperty of KEP-2149 (v1beta1 stored, v1alpha1 served), and the kinds of isthmus.dev and
-// federation.isthmus.dev. Each call
-// returns fresh objects, which the caller may change. An error means that this build is broken.
+// federation.isthmus.dev. Each call returns new objects, which the caller may change. An error means that this build is
+// broken.
 func All() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	files := map[string][]byte{
 		"mcs-api ServiceExport": mcscrd.ServiceExportCRD,

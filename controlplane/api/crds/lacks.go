@@ -7,11 +7,11 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
-// Lacks returns what have does not know and want knows: served versions, as "version v1beta1", and then, in
-// versions that both serve, fields and allowed values, as "spec.leftAt" and `spec.profile "kep"`, each sorted.
-// So one that lacks nothing stores everything that was written for the other one. It changes neither.
+// Lacks returns the parts of want that have lacks: served versions, as "version v1beta1", and then, in versions that both
+// serve, fields and allowed values, as "spec.leftAt" and `spec.profile "kep"`, each sorted. A definition that lacks nothing
+// stores every field of objects written for the other one. It changes neither.
 //
-// An older definition of a kind lacks something of a newer one, because fields are only ever added.
+// An older definition lacks parts of a newer one, because Isthmus only adds fields.
 func Lacks(have, want *apiextensionsv1.CustomResourceDefinition) []string {
 	var versions, fields []string
 	for _, w := range want.Spec.Versions {
@@ -35,19 +35,19 @@ func Lacks(have, want *apiextensionsv1.CustomResourceDefinition) []string {
 	return append(versions, slices.Compact(fields)...)
 }
 
-// schema is what a definition knows: the path of each field and of each value of an enumeration, and below
-// which paths it keeps everything, known or not.
+// schema is the content of a definition: the paths of its fields and enumeration values, and the paths below which it keeps
+// unknown fields.
 type schema struct {
 	paths map[string]bool
 	open  []string
 }
 
-// has reports whether the schema keeps what stands at path.
+// has reports whether the schema keeps a field at path.
 func (s schema) has(path string) bool {
 	return s.paths[path] || slices.ContainsFunc(s.open, func(open string) bool { return strings.HasPrefix(path, open) })
 }
 
-// survey reads a schema. That of every object's type and metadata is left out, for the API server knows it.
+// survey reads a schema, without type and metadata, which the API server defines.
 func survey(v *apiextensionsv1.CustomResourceValidation) schema {
 	found := schema{paths: map[string]bool{}}
 	if v == nil || v.OpenAPIV3Schema == nil {

@@ -8,7 +8,7 @@ import (
 // ClusterSetConfigName is the name of the broker's only ClusterSetConfig.
 const ClusterSetConfigName = "clusterset"
 
-// ClusterSetConfig is what all members share. deploy-broker writes it, members read it.
+// ClusterSetConfig is the configuration that all members share. isthmusctl deploy-broker writes it, and members read it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=csc
@@ -22,31 +22,31 @@ type ClusterSetConfig struct {
 	Spec ClusterSetConfigSpec `json:"spec"`
 }
 
-// ClusterSetConfigSpec names the ClusterSet and the ranges its ClusterSetIPs come from.
+// ClusterSetConfigSpec defines the ClusterSet and the ranges of its ClusterSetIPs.
 type ClusterSetConfigSpec struct {
 	// ClusterSetID names the ClusterSet.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	ClusterSetID string `json:"clusterSetID"`
-	// ClusterSetIPEnabled says whether Services get a ClusterSetIP without asking for it.
+	// ClusterSetIPEnabled gives exported Services a ClusterSetIP by default.
 	ClusterSetIPEnabled bool `json:"clustersetIPEnabled"`
-	// ClusterSetIPCIDRRange lists the ranges of all ClusterSetIPs, at most one a family.
+	// ClusterSetIPCIDRRange lists the ranges of all ClusterSetIPs, at most one per family.
 	// +kubebuilder:validation:MaxItems=2
 	ClusterSetIPCIDRRange []string `json:"clustersetIPCIDRRange,omitempty"`
-	// ClusterSetIPClusterSize is how many addresses the IPv4 block of a member has that asks for none: a power
-	// of two, 0 means 65536. An IPv6 block is a /64. No block is larger than half of its range.
+	// ClusterSetIPClusterSize is the default number of addresses of a member's IPv4 block: a power of two, 0 means 65536. An
+	// IPv6 block is a /64. No block is larger than half of its range.
 	// +kubebuilder:validation:Minimum=0
 	ClusterSetIPClusterSize int64 `json:"clustersetIPClusterSize,omitempty"`
-	// Members lists the blocks of all members, the same as in their registrations. Admission policies check
-	// ClusterSetIPs against it, because it is one object: who is not in it has no block.
+	// Members lists the blocks of all members, as in their registrations. Admission policies check ClusterSetIPs against this
+	// list; a cluster that is not in it has no block.
 	// +listType=map
 	// +listMapKey=clusterID
 	Members []MemberBlocks `json:"members,omitempty"`
-	// Settings are what new members start with.
+	// Settings are the initial settings of new members.
 	Settings `json:",inline"`
 }
 
-// MemberBlocks says which ClusterSetIPs one member may allocate.
+// MemberBlocks are the blocks from which one member allocates ClusterSetIPs.
 type MemberBlocks struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
@@ -55,26 +55,25 @@ type MemberBlocks struct {
 	ClusterSetIPCIDR []string `json:"clustersetIPCIDR,omitempty"`
 }
 
-// Settings are the choices that all members of a ClusterSet should make alike. An empty one is the
-// profile's, and an empty profile is kep. Each is also a flag of isthmus-controller, which overrules it.
+// Settings should be the same in all members of a ClusterSet. An empty setting has the default of the profile, and an empty
+// profile is kep. Each is also a flag of isthmus-controller, which overrides it.
 type Settings struct {
-	// Profile is kep (KEP-1645 of today) or lighthouse (the behaviour of Submariner Lighthouse).
+	// Profile is kep (the current KEP-1645) or lighthouse (the behaviour of Submariner Lighthouse).
 	// +kubebuilder:validation:Enum="";kep;lighthouse
 	Profile string `json:"profile,omitempty"`
-	// PortMerge says which ports an import has: the union of what its exporters have, or the intersection.
+	// PortMerge selects the ports of an import: the union or the intersection of its exporters' ports.
 	// +kubebuilder:validation:Enum="";union;intersection
 	PortMerge string `json:"portMerge,omitempty"`
-	// TypeConflict says what becomes of an exporter whose type is not the import's: merge keeps its
-	// endpoints, exclude leaves it out.
+	// TypeConflict selects how an exporter whose type differs from the import's is treated: merge keeps its endpoints, exclude
+	// drops them.
 	// +kubebuilder:validation:Enum="";merge;exclude
 	TypeConflict string `json:"typeConflict,omitempty"`
-	// Endpoints says what stands in the EndpointSlices that this member exports: pods, or service-vip, the
-	// Service's own address, for networks where pods of other clusters cannot be reached. An import without a
-	// ClusterSetIP by choice always has the latter.
+	// Endpoints selects the endpoints that this member exports: pods, or service-vip, the Service's own address, for networks
+	// where other clusters cannot reach pods. A Service that declines a ClusterSetIP always exports the latter.
 	// +kubebuilder:validation:Enum="";pods;service-vip
 	Endpoints string `json:"endpoints,omitempty"`
-	// ConflictPrecedence says which export is the oldest: by export-time, never before the member joined, or
-	// by broker-time, when the broker first saw it.
+	// ConflictPrecedence selects how the oldest export is determined: by export-time, never before the member joined, or by
+	// broker-time, when the broker first saw it.
 	// +kubebuilder:validation:Enum="";export-time;broker-time
 	ConflictPrecedence string `json:"conflictPrecedence,omitempty"`
 }
@@ -106,8 +105,8 @@ type ClusterSetConfigList struct {
 	Items           []ClusterSetConfig `json:"items"`
 }
 
-// Member is the registration of one cluster. Its name is the cluster's id. join writes it with the
-// administrator's credentials, on the broker and, the same, in the member; the member may only read it.
+// Member is the registration of one cluster. Its name is the cluster's id. isthmusctl join writes it on the broker, and a copy
+// in the member, with the administrator's credentials; the member may only read it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -120,20 +119,20 @@ type Member struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec MemberSpec `json:"spec"`
-	// Status is how the ClusterSet looks from the member, on the copy in its own cluster only.
+	// Status is the member's view of the ClusterSet, on the copy in its own cluster only.
 	Status MemberStatus `json:"status,omitzero"`
 }
 
-// MemberStatus is what a member's controller has to tell its people.
+// MemberStatus is the report of a member's controller.
 type MemberStatus struct {
-	// Conditions: WithdrawalsHeld is True while other members seem to have withdrawn so much at once that it
-	// is not believed; isthmusctl release-hold believes it. NamesResolve is False while the cluster's DNS does not
-	// answer pods for clusterset.local; isthmusctl dns status says why.
+	// Conditions: WithdrawalsHeld is True while many exports of another member vanished together without being withdrawn, so
+	// that their imports are kept; isthmusctl release-hold removes them. NamesResolve is False while the cluster's DNS does
+	// not answer pods for clusterset.local; isthmusctl dns status shows the cause.
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// ClusterSetIPCIDRRange lists the ranges of the ClusterSetIPs of all members, as the broker said last. Nodes
-	// refuse what nobody serves in them.
+	// ClusterSetIPCIDRRange lists the ranges of the ClusterSetIPs of all members, as last read from the broker. Nodes refuse
+	// connections to addresses in these ranges that belong to no Service.
 	// +listType=atomic
 	ClusterSetIPCIDRRange []string `json:"clustersetIPCIDRRange,omitempty"`
 }
@@ -149,31 +148,31 @@ const (
 	ReasonNamesNotAnswered = "NamesNotAnswered"
 )
 
-// MemberSpec says which addresses belong to a member. Nobody believes an address of it outside of them.
+// MemberSpec defines the addresses of a member. Other members ignore its endpoints outside of them.
 type MemberSpec struct {
 	// ClusterID is the member's id, an RFC 1123 label or two joined by a dot.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	ClusterID string `json:"clusterID"`
-	// ClusterSetID names the ClusterSet the member is part of.
+	// ClusterSetID names the member's ClusterSet.
 	ClusterSetID string `json:"clusterSetID"`
-	// ClusterSetIPEnabled says whether Services exported here get a ClusterSetIP without asking for it.
+	// ClusterSetIPEnabled gives Services that this member exports a ClusterSetIP by default.
 	ClusterSetIPEnabled bool `json:"clustersetIPEnabled"`
-	// ClusterSetIPCIDR lists the blocks the member allocates ClusterSetIPs from, at most one a family.
+	// ClusterSetIPCIDR lists the blocks from which the member allocates ClusterSetIPs, at most one per family.
 	// +kubebuilder:validation:MaxItems=2
 	ClusterSetIPCIDR []string `json:"clustersetIPCIDR,omitempty"`
-	// PodCIDRs, NodeCIDRs and ServiceCIDRs are where the member's endpoints may be.
+	// PodCIDRs, NodeCIDRs and ServiceCIDRs are the CIDRs of the member's endpoints.
 	PodCIDRs     []string `json:"podCIDRs,omitempty"`
 	NodeCIDRs    []string `json:"nodeCIDRs,omitempty"`
 	ServiceCIDRs []string `json:"serviceCIDRs,omitempty"`
-	// ExtraCIDRs are further addresses where its endpoints may be, such as those of virtual machines.
+	// ExtraCIDRs are further CIDRs of its endpoints, such as those of virtual machines.
 	ExtraCIDRs []string `json:"extraCIDRs,omitempty"`
-	// JoinTime is when the member joined; no export of it counts as older.
+	// JoinTime is when the member joined; its exports never count as older.
 	JoinTime metav1.Time `json:"joinTime"`
-	// LeftAt is when the member left. The object then stays for a while as a tombstone: it tells the others
-	// that what they have of the member may go, at once and for good.
+	// LeftAt is when the member left. The object then stays for a while as a tombstone, on which the other members delete
+	// their imports of the member at once.
 	LeftAt *metav1.Time `json:"leftAt,omitempty"`
-	// Settings are the ClusterSet's, as of the last join or member set.
+	// Settings are those of the ClusterSet at the last join or member set.
 	Settings `json:",inline"`
 }
 
@@ -186,8 +185,8 @@ type MemberList struct {
 	Items           []Member `json:"items"`
 }
 
-// ExportRecord is what one member says about one Service it exports. It lives on the broker, is named
-// <member>.<service>.<namespace> and is written by that member only.
+// ExportRecord describes one Service that a member exports. It is on the broker, is named <member>.<service>.<namespace>, and
+// only that member writes it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:printcolumn:name="Cluster",type=string,JSONPath=`.spec.clusterID`
@@ -204,7 +203,7 @@ type ExportRecord struct {
 	Spec ExportRecordSpec `json:"spec"`
 }
 
-// ExportRecordSpec is clusterset.Export in the words of the MCS API.
+// ExportRecordSpec is the export of a Service in terms of the MCS API.
 type ExportRecordSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	ClusterID string `json:"clusterID"`
@@ -212,25 +211,25 @@ type ExportRecordSpec struct {
 	Namespace string `json:"namespace"`
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
-	// WithdrawnAt says that the member no longer exports the Service. The record is a tombstone then: the
-	// others may forget at once what they had of it, and its addresses are given to nobody for a while.
+	// WithdrawnAt is when the member stopped exporting the Service. The record is then a tombstone, on which the other members
+	// delete their imports at once; its addresses are not allocated again for a while.
 	WithdrawnAt *metav1.Time `json:"withdrawnAt,omitempty"`
 	// ExportedAt is when the ServiceExport was created; the oldest takes precedence.
 	ExportedAt metav1.Time `json:"exportedAt"`
-	// IPs is the ClusterSetIP the member has seen for the Service.
+	// IPs is the ClusterSetIP that the member has seen for the Service.
 	// +kubebuilder:validation:MaxItems=2
 	IPs []string `json:"ips,omitempty"`
-	// UseClusterSetIP is what the ServiceExport's annotation, or else the member's default, asks for. A record
-	// of a version before it was known has none.
+	// UseClusterSetIP is the choice of the ServiceExport's annotation, or else the member's default. Records of older versions
+	// have none.
 	UseClusterSetIP *bool `json:"useClusterSetIP,omitempty"`
-	// AgreedClusterSetIP is what the aggregate said when the member last saw it, remembered like the IPs.
+	// AgreedClusterSetIP is the agreed choice of the aggregate when the member last saw it.
 	AgreedClusterSetIP *bool `json:"agreedClusterSetIP,omitempty"`
-	// Import is what the import would be, were this member the only exporter.
+	// Import is the import of the Service with this member as the only exporter.
 	Import mcsv1beta1.ServiceImportSpec `json:"import"`
 	// ExportedLabels and ExportedAnnotations are those of the ServiceExport.
 	ExportedLabels      map[string]string `json:"exportedLabels,omitempty"`
 	ExportedAnnotations map[string]string `json:"exportedAnnotations,omitempty"`
-	// ServiceLabels are the Service's own, those of Kubernetes apart. The imported EndpointSlices carry them.
+	// ServiceLabels are the labels of the Service, without those of Kubernetes. The imported EndpointSlices have them.
 	ServiceLabels map[string]string `json:"serviceLabels,omitempty"`
 }
 
@@ -243,9 +242,9 @@ type ExportRecordList struct {
 	Items           []ExportRecord `json:"items"`
 }
 
-// NodeReport is what the packets of one node of a member say about all members. Its name is the node's; the node's
-// agent writes it, when that changes and at no other time, and it goes with the Node. The controller reads it as
-// evidence about members that do not renew their Lease.
+// NodeReport is the connectivity of one node to all members. It has the name of the node, whose agent writes it when it
+// changes, and it is deleted with the Node. The controller uses it as evidence about members that do not renew their
+// Lease.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:printcolumn:name="Silent",type=string,JSONPath=`.spec.silent`
@@ -258,13 +257,13 @@ type NodeReport struct {
 	Spec NodeReportSpec `json:"spec"`
 }
 
-// NodeReportSpec lists members by their ids. Of one that is in neither list nothing is known there: no packet came
-// from it lately, and none was waited for in vain.
+// NodeReportSpec lists members by their ids. A member in neither list is unknown to the node: it has had no traffic with it
+// recently.
 type NodeReportSpec struct {
-	// Silent are the members whose packets die: the node gives them no new clients.
+	// Silent are the members that do not answer; the node sends them no new connections.
 	// +listType=set
 	Silent []string `json:"silent,omitempty"`
-	// Answering are those from which something came lately.
+	// Answering are the members from which packets arrived recently.
 	// +listType=set
 	Answering []string `json:"answering,omitempty"`
 }

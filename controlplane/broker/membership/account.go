@@ -20,14 +20,14 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// annotationTokenSecret on a member's ServiceAccount names the Secret of its token, where that is not the one
-// that the first join made.
+// annotationTokenSecret on a member's ServiceAccount names the Secret of its token, if it is not the Secret of the first
+// join.
 const annotationTokenSecret = "isthmus.dev/token-secret"
 
 // controllerDeployment is the Deployment of a member's controller, in the installation namespace.
 const controllerDeployment = "isthmus-controller"
 
-// brokerName is what errors call the broker.
+// brokerName names the broker in errors.
 const brokerName = "the broker"
 
 // named returns the metadata of an object on the broker that belongs to member id.
@@ -37,17 +37,17 @@ func named(namespace, name, id string) metav1.ObjectMeta {
 	return m
 }
 
-// tokenSecret returns the Secret that asks the broker for a token of member id.
+// tokenSecret returns the Secret for which the broker issues a token of member id.
 func tokenSecret(namespace, name, id string) *corev1.Secret {
 	s := &corev1.Secret{ObjectMeta: named(namespace, name, id), Type: corev1.SecretTypeServiceAccountToken}
 	s.Annotations = map[string]string{corev1.ServiceAccountNameKey: v1alpha1.MemberAccount(id)}
 	return s
 }
 
-// openAccount makes member id's account on the broker, or finds it, and returns its token.
-func openAccount(ctx context.Context, broker client.Client, namespace, id string) (string, error) {
+// ensureAccount creates member id's account on the broker if it is missing, and returns its token.
+func ensureAccount(ctx context.Context, broker client.Client, namespace, id string) (string, error) {
 	account := &corev1.ServiceAccount{ObjectMeta: named(namespace, v1alpha1.MemberAccount(id), id)}
-	if err := giveRights(ctx, broker, account, id); err != nil {
+	if err := grantRights(ctx, broker, account, id); err != nil {
 		return "", err
 	}
 	if err := broker.Get(ctx, client.ObjectKeyFromObject(account), account); err != nil {
@@ -64,8 +64,8 @@ func openAccount(ctx context.Context, broker client.Client, namespace, id string
 	return admin.Token(ctx, broker, brokerName, secret)
 }
 
-// giveRights makes account and lets it do what members may.
-func giveRights(ctx context.Context, broker client.Client, account *corev1.ServiceAccount, id string) error {
+// grantRights creates account and binds it to the Role of members.
+func grantRights(ctx context.Context, broker client.Client, account *corev1.ServiceAccount, id string) error {
 	bound := binding(account.Namespace, account.Name, memberRole, account.Name)
 	bound.Labels[v1alpha1.LabelCluster] = id
 	for _, obj := range []client.Object{account, bound} {
@@ -76,28 +76,27 @@ func giveRights(ctx context.Context, broker client.Client, account *corev1.Servi
 	return nil
 }
 
-// Rotated is what became of a Rotate.
+// Rotated is the result of Rotate.
 type Rotated struct {
 	ClusterID string
-	Revoked   int // old tokens that are dead now
-	// Restarted says that the controller runs with the new token; without its Deployment nobody knows.
+	Revoked   int // deleted old tokens
+	// Restarted means that the controller runs with the new token. It is false if the member has no Deployment of it.
 	Restarted bool
 }
 
-// Rotate gives the member, behind member and installed in namespace, a new token for its broker and kills the
-// old ones. It goes on in an order in which the controller always has a token that works: the new one is put
-// into the member, the controller restarted, and when it is ready, by which it says that the broker accepts
-// it, the old tokens are deleted. An error before that leaves them valid; a controller that was away finds the
-// new one when it comes back. It also gives a revoked member its rights back. An id that is not empty must be
-// the member's.
-func Rotate(ctx context.Context, broker, member client.Client, namespace, id string, patience time.Duration) (Rotated, error) {
+// Rotate gives the member behind member, installed in namespace, a new token for its broker and deletes the old ones. The
+// controller has a valid token at any time: Rotate writes the new one into the member, restarts the controller, and
+// deletes the old ones when the controller is ready, which proves that the broker accepts the new one. After an earlier
+// error the old tokens stay valid. Rotate also restores the rights of a revoked member. A non-empty id must be the
+// member's.
+func Rotate(ctx context.Context, broker, member client.Client, namespace, id string, timeout time.Duration) (Rotated, error) {
 	var r Rotated
-	s, err := locate(ctx, broker, member, namespace)
+	m, err := locate(ctx, broker, member, namespace)
 	if err != nil {
 		return r, err
 	}
-	if r.ClusterID = s.id; id != "" && id != s.id {
-		return r, fmt.Errorf("this cluster is member %s, not %s; use the kubeconfig of %s", s.id, id, id)
+	if r.ClusterID = m.id; id != "" && id != m.id {
+		return r, fmt.Errorf("this cluster is member %s, not %s; use the kubeconfig of %s", m.id, id, id)
 	}
 	secret := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerSecret}
@@ -108,7 +107,7 @@ func Rotate(ctx context.Context, broker, member client.Client, namespace, id str
 	if err != nil {
 		return r, fmt.Errorf("read Secret %s of the member; run isthmusctl join again: %w", key, err)
 	}
-	fresh, token, err := s.newToken(ctx, broker)
+	fresh, token, err := m.newToken(ctx, broker)
 	if err != nil {
 		return r, err
 	}
@@ -119,27 +118,26 @@ func Rotate(ctx context.Context, broker, member client.Client, namespace, id str
 	if err != nil {
 		return r, fmt.Errorf("in the member: %w", err)
 	}
-	if r.Restarted, err = restartController(ctx, member, namespace, patience); err != nil {
+	if r.Restarted, err = restartController(ctx, member, namespace, timeout); err != nil {
 		return r, fmt.Errorf("%w; the old credentials stay valid until isthmusctl rotate succeeds", err)
 	}
-	r.Revoked, err = revokeTokens(ctx, broker, s.brokerNamespace, s.id, fresh)
+	r.Revoked, err = revokeTokens(ctx, broker, m.brokerNamespace, m.id, fresh)
 	return r, err
 }
 
-// newToken makes another token of the member, which a later join will find, and waits until the broker
-// accepts it.
-func (s site) newToken(ctx context.Context, broker client.Client) (secret, token string, err error) {
-	if err := s.relist(ctx, broker); err != nil {
+// newToken creates another token of the member, records it for a later join, and waits until the broker accepts it.
+func (m managedMember) newToken(ctx context.Context, broker client.Client) (secret, token string, err error) {
+	if err := m.relist(ctx, broker); err != nil {
 		return "", "", err
 	}
-	account := &corev1.ServiceAccount{ObjectMeta: named(s.brokerNamespace, v1alpha1.MemberAccount(s.id), s.id)}
-	if err := giveRights(ctx, broker, account, s.id); err != nil {
+	account := &corev1.ServiceAccount{ObjectMeta: named(m.brokerNamespace, v1alpha1.MemberAccount(m.id), m.id)}
+	if err := grantRights(ctx, broker, account, m.id); err != nil {
 		return "", "", err
 	}
-	fresh := tokenSecret(s.brokerNamespace, "", s.id)
+	fresh := tokenSecret(m.brokerNamespace, "", m.id)
 	fresh.GenerateName = account.Name + "-token-"
 	if err := broker.Create(ctx, fresh, admin.FieldOwner); err != nil {
-		return "", "", fmt.Errorf("make a new token on the broker: %w", err)
+		return "", "", fmt.Errorf("create a new token on the broker: %w", err)
 	}
 	if token, err = admin.Token(ctx, broker, brokerName, fresh); err != nil {
 		return "", "", err
@@ -155,7 +153,7 @@ func (s site) newToken(ctx context.Context, broker client.Client) (secret, token
 	return fresh.Name, token, err
 }
 
-// withTokenFile returns kubeconfig with the token of a file beside it, whatever it had before.
+// withTokenFile returns kubeconfig with a token file as its only credential.
 func withTokenFile(kubeconfig []byte) ([]byte, error) {
 	config, err := clientcmd.Load(kubeconfig)
 	if err != nil {
@@ -170,9 +168,9 @@ func withTokenFile(kubeconfig []byte) ([]byte, error) {
 	return clientcmd.Write(*config)
 }
 
-// restartController replaces the pods of the member's controller and waits until all are new and ready. It
-// returns false when the member has no such Deployment.
-func restartController(ctx context.Context, member client.Client, namespace string, patience time.Duration) (bool, error) {
+// restartController restarts the pods of the member's controller and waits until the new ones are ready. It returns false
+// if the member has no Deployment of the controller.
+func restartController(ctx context.Context, member client.Client, namespace string, timeout time.Duration) (bool, error) {
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: controllerDeployment}}
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
 		"annotations": map[string]any{"isthmus.dev/restarted-at": time.Now().UTC().Format(time.RFC3339Nano)},
@@ -188,8 +186,8 @@ func restartController(ctx context.Context, member client.Client, namespace stri
 	if err != nil {
 		return false, fmt.Errorf("restart %s: %w", what, err)
 	}
-	overdue := fmt.Sprintf("%s is not ready with the new credentials after %s", what, patience)
-	return true, admin.AwaitFor(ctx, patience, overdue, func() (bool, error) {
+	overdue := fmt.Sprintf("%s is not ready with the new credentials after %s", what, timeout)
+	return true, admin.AwaitFor(ctx, timeout, overdue, func() (bool, error) {
 		if err := member.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
 			return false, fmt.Errorf("read %s: %w", what, err)
 		}
@@ -202,7 +200,7 @@ func restartController(ctx context.Context, member client.Client, namespace stri
 	})
 }
 
-// revokeTokens deletes all tokens of a member but the one of the Secret named keep, and counts them.
+// revokeTokens deletes all tokens of a member but that of the Secret named keep, and returns their number.
 func revokeTokens(ctx context.Context, broker client.Client, namespace, id, keep string) (int, error) {
 	secrets := &corev1.SecretList{}
 	if err := broker.List(ctx, secrets, client.InNamespace(namespace), client.MatchingFields{"type": string(corev1.SecretTypeServiceAccountToken)}); err != nil {
@@ -222,9 +220,9 @@ func revokeTokens(ctx context.Context, broker client.Client, namespace, id, keep
 	return revoked, nil
 }
 
-// Revoke takes all rights from member id on the broker in namespace, and kills its credentials: first the
-// rights, which counts at once, then tokens and account, which a server may remember for some seconds. What
-// the member has published stays until it leaves, or is made to. Nobody under that id is ErrNoMember.
+// Revoke removes all rights and credentials of member id on the broker in namespace. Removing the rights takes effect at
+// once; the API server may accept deleted tokens for some more seconds. The member's published objects stay until Leave
+// or ForceLeave. An unknown id is ErrNoMember.
 func Revoke(ctx context.Context, broker client.Client, namespace, id string) error {
 	if _, err := readConfig(ctx, broker, namespace); err != nil {
 		return err
@@ -232,16 +230,16 @@ func Revoke(ctx context.Context, broker client.Client, namespace, id string) err
 	if _, err := readMember(ctx, broker, namespace, id); err != nil {
 		return err
 	}
-	return closeAccount(ctx, broker, namespace, id)
+	return revokeAccount(ctx, broker, namespace, id)
 }
 
-// closeAccount takes from member id all rights and credentials on the broker, in this order.
-func closeAccount(ctx context.Context, broker client.Client, namespace, id string) error {
+// revokeAccount removes all rights and then all credentials of member id on the broker.
+func revokeAccount(ctx context.Context, broker client.Client, namespace, id string) error {
 	account := named(namespace, v1alpha1.MemberAccount(id), id)
 	if err := admin.DeleteIfThere(ctx, broker, &rbacv1.RoleBinding{ObjectMeta: account}); err != nil {
 		return err
 	}
-	if err := strike(ctx, broker, namespace, id); err != nil {
+	if err := unlist(ctx, broker, namespace, id); err != nil {
 		return err
 	}
 	if _, err := revokeTokens(ctx, broker, namespace, id, ""); err != nil {

@@ -27,44 +27,43 @@ import (
 
 // Names on the broker, in its namespace.
 const (
-	// joinAccount is the ServiceAccount whose token a broker-info file carries.
+	// joinAccount is the ServiceAccount whose token a broker-info file contains.
 	joinAccount = "isthmus-join"
-	// memberRole is what every member may do.
+	// memberRole is the Role of every member.
 	memberRole = "isthmus-member"
 )
 
-// defaultClusterSetID names a ClusterSet that nobody named.
+// defaultClusterSetID is the default id of a ClusterSet.
 const defaultClusterSetID = "clusterset"
 
-// Broker says how DeployBroker shall set one up.
+// Broker is the configuration for DeployBroker.
 type Broker struct {
 	Namespace string
-	// ClusterSetID, ClusterSetIPEnabled, Ranges, ClusterSize and each of Settings: the zero value keeps what is
-	// there, or chooses the default: "clusterset", true (false for a profile lighthouse that is chosen now),
+	// ClusterSetID, ClusterSetIPEnabled, Ranges, ClusterSize and each of Settings: the zero value keeps the present value,
+	// or else chooses the default. The defaults are "clusterset", true (false if the profile lighthouse is chosen now),
 	// 243.0.0.0/8 and a random /48 of unique local addresses, 65536, and that of the profile.
 	ClusterSetID        string
 	ClusterSetIPEnabled *bool
 	Ranges              []netip.Prefix
 	ClusterSize         int64 // addresses of a new member's IPv4 block
 	Settings            v1alpha1.Settings
-	// TokenTTL is how long clusters may join with the BrokerInfo. The API server may grant less.
+	// TokenTTL is the lifetime of the BrokerInfo. The API server may grant less.
 	TokenTTL time.Duration
-	// Server and CA (PEM) are how members reach the broker.
+	// Server and CA (PEM) are the address of the broker for members, and its certificate authority.
 	Server string
 	CA     []byte
 }
 
-// Deployed is what became of a Broker.
+// Deployed is the result of DeployBroker.
 type Deployed struct {
 	Info   BrokerInfo
 	Config *v1alpha1.ClusterSetConfig
-	Notes  []string // what the person who asked should know, one sentence each
+	Notes  []string // for the administrator, one sentence each
 }
 
-// DeployBroker makes a namespace of the cluster behind c a broker, or renews what is there: definitions,
-// settings, admission policies and a credential for joining. Settings that members already rely on cannot
-// change; asking for that is an error, and so are ranges that overlap the cluster's own addresses
-// (ErrOverlap).
+// DeployBroker makes a namespace of the cluster behind c a broker, or updates one: it writes definitions, settings, admission
+// policies and a credential for joining. It refuses to change settings on which members rely, and ranges that overlap the
+// cluster's own addresses (ErrOverlap).
 func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, error) {
 	var d Deployed
 	if err := b.validate(); err != nil {
@@ -90,7 +89,7 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	for _, obj := range append(b.accounts(), policies...) {
 		err := admin.Apply(ctx, c, obj)
 		if meta.IsNoMatchError(err) {
-			return d, fmt.Errorf("the cluster cannot be a broker, for nothing would keep members from each other's objects; it needs Kubernetes 1.31 or newer: %w", err)
+			return d, fmt.Errorf("the cluster cannot be a broker, because it cannot isolate members from each other; it needs Kubernetes 1.31 or newer: %w", err)
 		}
 		if err != nil {
 			return d, err
@@ -121,11 +120,11 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 func (b Broker) validate() error {
 	if b.ClusterSetID != "" {
 		if err := clusterset.ClusterID(b.ClusterSetID).Validate(); err != nil {
-			return fmt.Errorf("the ClusterSet's id is named like a cluster's: %w", err)
+			return fmt.Errorf("the ClusterSet's id follows the rules of cluster ids: %w", err)
 		}
 	}
 	if b.TokenTTL < 10*time.Minute {
-		return fmt.Errorf("a credential that lasts %s is too short-lived for an API server; give at least 10m", b.TokenTTL)
+		return fmt.Errorf("API servers issue no credential for %s; give at least 10m", b.TokenTTL)
 	}
 	if err := checkRanges(b.Ranges); err != nil {
 		return fmt.Errorf("range of ClusterSetIPs: %w", err)
@@ -136,7 +135,7 @@ func (b Broker) validate() error {
 	return nil
 }
 
-// settings creates the ClusterSetConfig, or brings it to what b asks for.
+// settings creates or updates the ClusterSetConfig.
 func (b Broker) settings(ctx context.Context, c client.Client, d *Deployed) error {
 	key := client.ObjectKey{Namespace: b.Namespace, Name: v1alpha1.ClusterSetConfigName}
 	return retry.RetryOnConflict(contention, func() error {
@@ -176,7 +175,7 @@ func (b Broker) settings(ctx context.Context, c client.Client, d *Deployed) erro
 	})
 }
 
-// create writes the first settings.
+// create creates the ClusterSetConfig.
 func (b Broker) create(ctx context.Context, c client.Client, d *Deployed) error {
 	spec := b.amend(v1alpha1.ClusterSetConfigSpec{
 		ClusterSetID:          defaultClusterSetID,
@@ -199,7 +198,7 @@ func (b Broker) create(ctx context.Context, c client.Client, d *Deployed) error 
 	return nil
 }
 
-// change returns what have becomes by what b asks for, and what follows for members.
+// change applies b to have, and returns the result with notes for members.
 func (b Broker) change(have v1alpha1.ClusterSetConfigSpec, members []v1alpha1.Member) (v1alpha1.ClusterSetConfigSpec, []string, error) {
 	want := b.amend(*have.DeepCopy())
 	if err := b.checkSize(want); err != nil {
@@ -220,13 +219,13 @@ func (b Broker) change(have v1alpha1.ClusterSetConfigSpec, members []v1alpha1.Me
 	}
 	var notes []string
 	if want.Settings != have.Settings || want.ClusterSetIPEnabled != have.ClusterSetIPEnabled {
-		notes = append(notes, "members take changed settings over when they join again: "+strings.Join(ids, ", "))
+		notes = append(notes, "members apply changed settings when they join again: "+strings.Join(ids, ", "))
 	}
 	return want, notes, nil
 }
 
-// listMembers adds to the ClusterSetConfig the members that joined before it had a list. One that was revoked
-// has no account, and is not added.
+// listMembers adds the members that joined before the ClusterSetConfig had a list. It skips revoked ones, which have no
+// account.
 func listMembers(ctx context.Context, c client.Client, spec *v1alpha1.ClusterSetConfigSpec, members []v1alpha1.Member) error {
 	for _, m := range members {
 		if m.Spec.LeftAt != nil || slices.ContainsFunc(spec.Members, func(b v1alpha1.MemberBlocks) bool { return b.ClusterID == m.Name }) {
@@ -244,8 +243,7 @@ func listMembers(ctx context.Context, c client.Client, spec *v1alpha1.ClusterSet
 	return nil
 }
 
-// checkOwn refuses ranges of ClusterSetIPs that mean something else in the broker's own cluster, which
-// may be a member too.
+// checkOwn refuses ranges of ClusterSetIPs that overlap addresses of the broker's own cluster, which may be a member too.
 func checkOwn(ctx context.Context, c client.Client, ranges []string) error {
 	own, err := discover(ctx, c)
 	if err != nil {
@@ -263,7 +261,7 @@ func checkOwn(ctx context.Context, c client.Client, ranges []string) error {
 	return nil
 }
 
-// checkSize refuses a size of blocks that is asked for and that the ranges cannot have.
+// checkSize refuses a requested block size that the ranges cannot have.
 func (b Broker) checkSize(spec v1alpha1.ClusterSetConfigSpec) error {
 	if b.ClusterSize == 0 {
 		return nil
@@ -271,7 +269,7 @@ func (b Broker) checkSize(spec v1alpha1.ClusterSetConfigSpec) error {
 	return checkSize(b.ClusterSize, parsed(spec.ClusterSetIPCIDRRange))
 }
 
-// amend returns spec with what b asks for.
+// amend returns spec with the values that b sets.
 func (b Broker) amend(spec v1alpha1.ClusterSetConfigSpec) v1alpha1.ClusterSetConfigSpec {
 	spec.ClusterSetID = cmp.Or(b.ClusterSetID, spec.ClusterSetID)
 	if b.Settings.Profile != "" && b.Settings.Profile != cmp.Or(spec.Profile, v1alpha1.ProfileKEP) {
@@ -296,8 +294,8 @@ func (b Broker) amend(spec v1alpha1.ClusterSetConfigSpec) v1alpha1.ClusterSetCon
 	return spec
 }
 
-// accounts is who may join, and what every member may do. The one who joins members holds all rights of
-// a member, for nobody can give away what he does not have.
+// accounts returns the account for joining and the Role of members. The account has all rights of a member, because RBAC
+// lets a subject grant only rights that it has.
 func (b Broker) accounts() []client.Object {
 	meta := func(name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: b.Namespace, Name: name, Labels: admin.Ours()}
@@ -317,7 +315,7 @@ func (b Broker) accounts() []client.Object {
 	}
 }
 
-// binding gives role to a ServiceAccount of the same namespace.
+// binding returns a RoleBinding of role to a ServiceAccount of the same namespace.
 func binding(namespace, name, role, account string) *rbacv1.RoleBinding {
 	return &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: admin.Ours()},

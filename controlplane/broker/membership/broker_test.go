@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
@@ -30,6 +31,7 @@ func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
 	if first.Spec.ClusterSetID != "clusterset" || !first.Spec.ClusterSetIPEnabled || len(first.Spec.ClusterSetIPCIDRRange) != 2 {
 		t.Errorf("defaults: %+v", first.Spec)
 	}
+	conformance.Holds(t, "V6")
 	again, _ := deploy(t, Broker{Namespace: "twice"})
 	if second := get(); second.ResourceVersion != first.ResourceVersion {
 		t.Errorf("a second run wrote the settings again: %+v", second.Spec)
@@ -52,11 +54,13 @@ func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
 	if diff := cmp.Diff(want, get().Spec); diff != "" {
 		t.Errorf("settings (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "V3", "V36", "V40")
 
 	// The same stands in the file for joining, and in Submariner's words in a ConfigMap.
 	if *file.ClusterSetIPEnabled || file.ClusterSetIPClusterSize != 8192 || file.Settings != want.Settings || !slices.Equal(file.ClusterSetIPCIDRRange, want.ClusterSetIPCIDRRange) {
 		t.Errorf("the file says %+v", file)
 	}
+	conformance.Holds(t, "V37")
 	texts := &corev1.ConfigMap{}
 	if err := asAdmin.Get(t.Context(), client.ObjectKey{Namespace: "twice", Name: "isthmus-clusterset-ip"}, texts); err != nil {
 		t.Fatal(err)
@@ -105,8 +109,8 @@ func TestDeployBrokerRefuses(t *testing.T) {
 		"a block larger than half of the range": {Broker{Ranges: cidrs("243.0.0.0/16"), ClusterSize: 40000}, "a block of 40000 addresses is more than half of range 243.0.0.0/16; choose at most 32768"},
 		"a tiny block":                          {Broker{ClusterSize: 3}, "a block of 3 addresses is too small; it needs at least 4"},
 		"a range of one block":                  {Broker{Ranges: cidrs("243.0.0.0/30")}, "243.0.0.0/30 is too small"},
-		"an id that is none":                    {Broker{ClusterSetID: "a_b"}, "the ClusterSet's id is named like a cluster's"},
-		"a short life":                          {Broker{TokenTTL: time.Second}, "too short-lived"},
+		"an id that is none":                    {Broker{ClusterSetID: "a_b"}, "the ClusterSet's id follows the rules of cluster ids"},
+		"a short life":                          {Broker{TokenTTL: time.Second}, "no credential for 1s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.broker.TokenTTL = cmp2.Or(tc.broker.TokenTTL, time.Hour)

@@ -13,21 +13,21 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Errors that a person can mend by choosing other addresses.
+// Errors that other addresses correct.
 var (
 	ErrOverlap = errors.New("addresses overlap")
 	ErrNoBlock = errors.New("no free block of ClusterSetIPs")
 )
 
-// defaultRange4 is where IPv4 ClusterSetIPs come from unless somebody says otherwise. It is class E:
-// nobody routes it, and a ClusterSetIP never leaves a node.
+// defaultRange4 is the default range of IPv4 ClusterSetIPs. It is class E, which is not routed; a ClusterSetIP never leaves
+// a node.
 var defaultRange4 = netip.MustParsePrefix("243.0.0.0/8")
 
-// defaultClusterSize is how many addresses an IPv4 block has unless somebody says otherwise: a /16.
+// defaultClusterSize is the default number of addresses of an IPv4 block: a /16.
 const defaultClusterSize = 1 << 16
 
-// blockBits is the prefix length of the block that a member gets of a range: a /64, or the least power of two
-// that holds size addresses (0 is the default), and never more than half of the range.
+// blockBits returns the prefix length of a member's block in a range: 64 for IPv6, and for IPv4 the smallest block with size
+// addresses (0 is the default). A block is never larger than half of the range.
 func blockBits(r netip.Prefix, size int64) int {
 	bits := 64
 	if r.Addr().Is4() {
@@ -36,10 +36,10 @@ func blockBits(r netip.Prefix, size int64) int {
 	return max(bits, r.Bits()+1)
 }
 
-// bitsFor returns the least n for which n bits tell size things apart.
+// bitsFor returns the least n with 1<<n >= size.
 func bitsFor(size int64) int { return mathbits.Len64(uint64(size - 1)) }
 
-// checkSize reports why size, a number of addresses, cannot be that of blocks in ranges.
+// checkSize returns the reason why blocks in ranges cannot have size addresses, or nil.
 func checkSize(size int64, ranges []netip.Prefix) error {
 	if size < 4 {
 		return fmt.Errorf("a block of %d addresses is too small; it needs at least 4", size)
@@ -59,7 +59,7 @@ func randomULA() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(a), 48)
 }
 
-// ParseCIDRs parses prefixes in CIDR notation. An error says which text is wrong, and what was meant.
+// ParseCIDRs parses prefixes in CIDR notation. Its error names each invalid text and a correct form.
 func ParseCIDRs(texts []string) ([]netip.Prefix, error) {
 	var prefixes []netip.Prefix
 	var faults []error
@@ -80,30 +80,31 @@ func ParseCIDRs(texts []string) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// checkRanges reports why prefixes cannot be the ranges of ClusterSetIPs, of which a member gets at most half.
+// checkRanges returns the reason why prefixes cannot be the ranges of ClusterSetIPs, of which a member gets at most half,
+// or nil.
 func checkRanges(prefixes []netip.Prefix) error {
 	for _, p := range prefixes {
 		if p.Addr().BitLen()-p.Bits() < 3 {
-			return fmt.Errorf("%s is too small; it needs at least 8 addresses, of which a member gets a half", p)
+			return fmt.Errorf("%s is too small; it needs at least 8 addresses, because a member gets at most half of them", p)
 		}
 	}
 	return checkVIPs(prefixes)
 }
 
-// checkVIPs reports why ClusterSetIPs cannot come from prefixes: two of one family, or addresses that
-// mean something else on every machine.
+// checkVIPs returns the reason why ClusterSetIPs cannot come from prefixes, or nil: two of one family, or addresses with
+// another meaning on every machine.
 func checkVIPs(prefixes []netip.Prefix) error {
 	special := []string{"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32", "::/128", "::1/128", "fe80::/10", "ff00::/8"}
 	seen := map[clusterset.Family]netip.Prefix{}
 	for _, p := range prefixes {
 		f := clusterset.FamilyOf(p.Addr())
 		if other, ok := seen[f]; ok {
-			return fmt.Errorf("%s and %s are both %s; give one CIDR a family", other, p, f)
+			return fmt.Errorf("%s and %s are both %s; give one CIDR per family", other, p, f)
 		}
 		seen[f] = p
 		for _, s := range special {
 			if bad := netip.MustParsePrefix(s); bad.Overlaps(p) {
-				return fmt.Errorf("%s holds unspecified, loopback, link-local, multicast or broadcast addresses (%s); choose other ones", p, bad)
+				return fmt.Errorf("%s contains unspecified, loopback, link-local, multicast or broadcast addresses (%s); choose another CIDR", p, bad)
 			}
 		}
 		if p.Addr().BitLen()-p.Bits() < 2 {
@@ -121,13 +122,13 @@ func firstFree(r netip.Prefix, bits int, taken []netip.Prefix) (netip.Prefix, er
 		if i < 0 {
 			return block, nil
 		}
-		// Go on behind whichever of the two reaches further.
+		// Continue behind the larger of the two.
 		if over := taken[i]; over.Bits() < bits {
 			block = over
 		}
 		a = lastOf(block).Next()
 	}
-	return netip.Prefix{}, fmt.Errorf("%w of /%d in %s; give a smaller one by --clusterset-ip-cidr, or let a member leave", ErrNoBlock, bits, r)
+	return netip.Prefix{}, fmt.Errorf("%w of /%d in %s; give a smaller one with --clusterset-ip-cidr, or let a member leave", ErrNoBlock, bits, r)
 }
 
 // lastOf returns the highest address of p.
@@ -140,12 +141,12 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// within reports whether inner lies in outer as a whole.
+// within reports whether outer contains all of inner.
 func within(inner, outer netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }
 
-// texts spells prefixes out, sorted, each once.
+// texts formats prefixes, sorted and without duplicates.
 func texts(prefixes []netip.Prefix) []string {
 	sorted := slices.SortedFunc(slices.Values(prefixes), comparePrefix)
 	var ts []string
@@ -162,7 +163,7 @@ func comparePrefix(a, b netip.Prefix) int {
 	return a.Bits() - b.Bits()
 }
 
-// parsed reads prefixes back that this package wrote; what is unreadable is left out.
+// parsed parses prefixes that this package wrote, and skips invalid ones.
 func parsed(ts []string) []netip.Prefix {
 	var prefixes []netip.Prefix
 	for _, t := range ts {
@@ -173,7 +174,7 @@ func parsed(ts []string) []netip.Prefix {
 	return prefixes
 }
 
-// compact returns prefixes that hold the same addresses as ps, as few as possible, sorted.
+// compact returns the fewest prefixes with the same addresses as ps, sorted.
 func compact(ps []netip.Prefix) []netip.Prefix {
 	var kept []netip.Prefix
 	for _, p := range slices.SortedFunc(slices.Values(ps), comparePrefix) {
@@ -181,7 +182,7 @@ func compact(ps []netip.Prefix) []netip.Prefix {
 			continue
 		}
 		kept = append(kept, p)
-		for n := len(kept); n > 1; n = len(kept) { // two halves are one whole
+		for n := len(kept); n > 1; n = len(kept) { // merge two halves
 			whole := netip.PrefixFrom(kept[n-2].Addr(), kept[n-2].Bits()-1)
 			if kept[n-1].Bits() != kept[n-2].Bits() || whole != whole.Masked() || !whole.Contains(kept[n-1].Addr()) {
 				break

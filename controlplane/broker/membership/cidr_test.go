@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func cidrs(texts ...string) []netip.Prefix {
@@ -50,6 +51,7 @@ func TestFirstFree(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "L37")
 }
 
 // TestFirstFreeLaws: the block lies in the range, overlaps nothing, and no lower one would do.
@@ -75,6 +77,7 @@ func TestFirstFreeLaws(t *testing.T) {
 			t.Fatalf("taken %v: got %v, %v; want %v", taken, got, err, want)
 		}
 	})
+	conformance.Holds(t, "L37")
 }
 
 func TestParseCIDRsRefuses(t *testing.T) {
@@ -108,6 +111,7 @@ func TestCheckVIPs(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "L37")
 }
 
 func TestRandomULA(t *testing.T) {
@@ -157,7 +161,7 @@ func TestCheckAddresses(t *testing.T) {
 	}
 }
 
-func TestBlockBits_L37(t *testing.T) {
+func TestBlockBits(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in   string
 		size int64
@@ -177,6 +181,7 @@ func TestBlockBits_L37(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "L37")
 }
 
 // TestCompactLaws: the same addresses, nothing twice, and nothing that two prefixes of one length say where

@@ -15,16 +15,16 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// ErrOlderDefinitions is of a cluster whose definitions are not those of this version of Isthmus.
+// ErrOlderDefinitions means that a cluster has definitions of an older Isthmus.
 var ErrOlderDefinitions = errors.New("the cluster has definitions of an older Isthmus")
 
-// OldDefinition is a definition in a cluster that does not know all that this version of Isthmus uses.
+// OldDefinition is a definition that is missing, or lacks fields that this version of Isthmus uses.
 type OldDefinition struct {
 	Name  string   // of the CustomResourceDefinition
-	Lacks []string // versions and fields, as crds.Lacks says; none when there is no such definition
+	Lacks []string // versions and fields, as returned by crds.Lacks; empty if the definition is missing
 }
 
-// String says what is wrong, without the fix.
+// String describes the fault, without the remedy.
 func (d OldDefinition) String() string {
 	if len(d.Lacks) == 0 {
 		return fmt.Sprintf("CustomResourceDefinition %s is missing", d.Name)
@@ -32,8 +32,8 @@ func (d OldDefinition) String() string {
 	return fmt.Sprintf("CustomResourceDefinition %s is older than this isthmusctl, it lacks %s", d.Name, admin.Some(d.Lacks))
 }
 
-// OldDefinitions returns the definitions in the cluster behind c that this version of Isthmus must not rely
-// on, sorted by name: missing or older ones. join and deploy-broker renew them, nothing else does.
+// OldDefinitions returns the missing and older definitions in the cluster behind c, sorted by name. Only join and
+// deploy-broker update them.
 func OldDefinitions(ctx context.Context, c client.Reader) ([]OldDefinition, error) {
 	all, err := crds.All()
 	if err != nil {
@@ -57,7 +57,7 @@ func OldDefinitions(ctx context.Context, c client.Reader) ([]OldDefinition, erro
 	return old, nil
 }
 
-// checkDefinitions reports ErrOlderDefinitions when the broker would silently forget what is written there.
+// checkDefinitions returns ErrOlderDefinitions if the broker would silently drop fields of objects written to it.
 func checkDefinitions(ctx context.Context, broker client.Reader) error {
 	old, err := OldDefinitions(ctx, broker)
 	if err != nil {
@@ -65,7 +65,7 @@ func checkDefinitions(ctx context.Context, broker client.Reader) error {
 	}
 	for _, d := range old {
 		if strings.HasSuffix(d.Name, "."+v1alpha1.GroupVersion.Group) {
-			return fmt.Errorf("%w: %s; run isthmusctl deploy-broker, which renews it and keeps all settings", ErrOlderDefinitions, d)
+			return fmt.Errorf("%w: %s; run isthmusctl deploy-broker, which updates it and keeps all settings", ErrOlderDefinitions, d)
 		}
 	}
 	return nil

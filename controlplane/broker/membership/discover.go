@@ -19,30 +19,28 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// Addresses is where a cluster's endpoints may be. Nobody in the ClusterSet believes an address of the
-// cluster outside of them.
+// Addresses are the CIDRs of a cluster's endpoints. The other members ignore endpoints outside of them.
 type Addresses struct {
-	// Pods, Nodes and Services are found in the cluster where they are nil.
+	// Pods, Nodes and Services are discovered in the cluster if they are nil.
 	Pods, Nodes, Services []netip.Prefix
-	// Extra are further ones, such as those of virtual machines.
+	// Extra are further CIDRs, such as those of virtual machines.
 	Extra []netip.Prefix
 }
 
-// Found is addresses of a cluster and where they stand.
+// Found is discovered CIDRs with their source.
 type Found struct {
 	CIDRs []netip.Prefix
-	From  string // as a person would look it up, such as "ConfigMap kube-system/kubeadm-config"
+	From  string // for people, such as "ConfigMap kube-system/kubeadm-config"
 }
 
-// discovery is what a cluster says of its addresses, by kind.
+// discovery is the discovered addresses of a cluster, by kind.
 type discovery struct{ pods, nodes, services []Found }
 
-// fromNodes is where addresses come from that only the nodes of now tell.
+// fromNodes is the source of addresses that only the present nodes tell.
 const fromNodes = "its nodes"
 
-// discover finds a cluster's addresses: of pods, what is configured for the cluster as a whole, where that
-// can be known, and the pod CIDRs of all nodes; the internal addresses of nodes; and the ServiceCIDRs. Each
-// address is in one Found only.
+// discover discovers a cluster's addresses: the pod CIDRs of the cluster's configuration, where it is known, and of all
+// nodes; the internal addresses of nodes; and the ServiceCIDRs. Each address is in one Found only.
 func discover(ctx context.Context, c client.Client) (discovery, error) {
 	var d discovery
 	nodes := &corev1.NodeList{}
@@ -72,7 +70,7 @@ func discover(ctx context.Context, c client.Client) (discovery, error) {
 	return d, nil
 }
 
-// serviceCIDRs lists what the cluster gives to Services, nothing on a Kubernetes that has no such kind.
+// serviceCIDRs returns the cluster's ServiceCIDRs; none on a Kubernetes without the kind.
 func serviceCIDRs(ctx context.Context, c client.Client) ([]netip.Prefix, error) {
 	list := &networkingv1.ServiceCIDRList{}
 	err := c.List(ctx, list)
@@ -86,9 +84,8 @@ func serviceCIDRs(ctx context.Context, c client.Client) ([]netip.Prefix, error) 
 	return cidrs, nil
 }
 
-// configuredCIDRs reads the places where the common ways to install a cluster, and its network, keep the
-// addresses of all pods, those of nodes to come among them. What is not there, may not be read, or cannot be
-// parsed, says nothing.
+// configuredCIDRs reads the pod and service CIDRs, which cover future nodes, from the objects of common installers and
+// network plugins. It skips objects that are missing, forbidden or not parseable.
 func configuredCIDRs(ctx context.Context, c client.Client) (discovery, error) {
 	var d discovery
 	add := func(to *[]Found, from, text string) {
@@ -97,7 +94,7 @@ func configuredCIDRs(ctx context.Context, c client.Client) (discovery, error) {
 			*to = append(*to, Found{cidrs, from})
 		}
 	}
-	for _, place := range []struct {
+	for _, config := range []struct {
 		name string
 		read func(from string, values map[string]string)
 	}{
@@ -123,13 +120,13 @@ func configuredCIDRs(ctx context.Context, c client.Client) (discovery, error) {
 		}},
 	} {
 		m := &corev1.ConfigMap{}
-		err := c.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: place.name}, m)
+		err := c.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: config.name}, m)
 		switch {
 		case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
 		case err != nil:
-			return d, fmt.Errorf("read ConfigMap %s/%s: %w", metav1.NamespaceSystem, place.name, err)
+			return d, fmt.Errorf("read ConfigMap %s/%s: %w", metav1.NamespaceSystem, config.name, err)
 		default:
-			place.read(fmt.Sprintf("ConfigMap %s/%s", m.Namespace, m.Name), m.Data)
+			config.read(fmt.Sprintf("ConfigMap %s/%s", m.Namespace, m.Name), m.Data)
 		}
 	}
 
@@ -148,8 +145,7 @@ func configuredCIDRs(ctx context.Context, c client.Client) (discovery, error) {
 	return d, nil
 }
 
-// distinct leaves each address in one of found: the one that has the widest prefix around it, the first of
-// those. What is left empty is dropped.
+// distinct keeps each address in one of found only: the first one with the widest prefix around it. It drops empty ones.
 func distinct(found ...Found) []Found {
 	var kept []Found
 	for i, f := range found {

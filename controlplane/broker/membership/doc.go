@@ -1,22 +1,25 @@
-// Package membership is the life of a ClusterSet and of its members, as administrators lead it: it sets up the
-// broker ([DeployBroker]), takes clusters in ([Join]), changes what is registered of them ([Set], [List]),
-// renews and takes away their credentials ([Rotate], [Revoke]), and lets them go ([Leave], [ForceLeave]).
+// Package membership implements the administrator's commands for a ClusterSet: it sets up the broker ([DeployBroker]), adds
+// clusters ([Join]), changes and lists registrations ([Set], [List]), rotates and revokes credentials ([Rotate],
+// [Revoke]), and removes clusters ([Leave], [ForceLeave]).
 //
-// Everything in here runs in an administrator's shell, once, with the administrator's rights; the
-// controllers only ever read what it wrote. Each step finds what an earlier run left and keeps it, so
-// a command that was cut off is finished by running it again.
+// Each function runs once, in an administrator's shell and with the administrator's rights; controllers only read the
+// objects that it wrote. Each step keeps what an earlier run wrote, so an interrupted command is completed by running it
+// again. For example, a join that is interrupted after it registered the cluster finds its registration, and keeps the
+// ClusterSetIP block.
 //
-// # What stands where
+// # Objects
 //
-// On the broker, in one namespace: the ClusterSetConfig with the settings, the blocks of all members and the
-// reservations of those that are joining; a Member each; ConfigMap isthmus-clusterset-ip, which says the same in
-// the words of Submariner; and a ServiceAccount, RoleBinding and token Secret a member. Cluster-scoped there are
-// only definitions and admission policies, which DeployBroker alone writes. In a member: the Secret with its
-// credentials, a copy of its Member, two ClusterProperties, and the admission policy that keeps those.
+// The broker has in one namespace: the ClusterSetConfig with the settings, the blocks of all members and the reservations
+// of joining clusters; a Member per cluster; the ConfigMap isthmus-clusterset-ip, with the same content in Submariner's
+// format; and a ServiceAccount, a RoleBinding and a token Secret per member. Its only cluster-scoped objects are
+// definitions and admission policies, which DeployBroker alone writes.
 //
-// # Who may do what
+// A member has the Secret with its credentials, a copy of its Member, two ClusterProperties, and the admission policy that
+// protects those.
 //
-// A [BrokerInfo] carries the token of ServiceAccount isthmus-join. It may register anybody, and read what it
-// needs for that, the tokens of members among it: whoever holds the file is an administrator of the ClusterSet
-// until it expires, and of nothing else. A member may do what package access says.
+// # Rights
+//
+// A [BrokerInfo] contains the token of ServiceAccount isthmus-join. It may register any cluster, and read what that
+// requires, including the tokens of members. So the holder of the file is an administrator of the ClusterSet, and of
+// nothing else, until the token expires. Package access defines the rights of a member.
 package membership

@@ -17,9 +17,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
-// ReleaseHold tells the controller of the cluster behind member, installed in namespace, to believe what the
-// member source has withdrawn until now and is held back. It returns the id of the cluster itself, and whether
-// its controller says that it holds anything. Error: ErrNotJoined.
+// ReleaseHold requests the controller in the cluster behind member, installed in namespace, to release its holds of the
+// member source. It returns the id of the cluster itself, and whether its controller reports a hold. Error:
+// ErrNotJoined.
 func ReleaseHold(ctx context.Context, member client.Client, namespace string, source clusterset.ClusterID, now time.Time) (self string, held bool, err error) {
 	if err := source.Validate(); err != nil {
 		return "", false, err
@@ -40,7 +40,7 @@ func ReleaseHold(ctx context.Context, member client.Client, namespace string, so
 		return member.Patch(ctx, m, client.RawPatch(types.MergePatchType, patch), admin.FieldOwner)
 	})
 	if err != nil {
-		return "", false, fmt.Errorf("ask to release what is held of cluster %s: %w", source, err)
+		return "", false, fmt.Errorf("request the release of the hold on cluster %s: %w", source, err)
 	}
 	return self, held, nil
 }

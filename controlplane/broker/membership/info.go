@@ -20,32 +20,31 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// ErrExpired says that a broker-info file may no longer be used to join.
+// ErrExpired means that a broker-info file has expired.
 var ErrExpired = errors.New("the broker-info file has expired")
 
-// BrokerInfo is all that a cluster needs to join: where the broker is, and a credential of limited life
-// that may register members and nothing else. deploy-broker writes it to a file, join reads it.
+// BrokerInfo is the content of a broker-info file: the address of the broker, and a credential of limited life that may only
+// register members. deploy-broker writes the file, and join reads it.
 type BrokerInfo struct {
 	Kind         string `json:"kind"` // BrokerInfo
 	ClusterSetID string `json:"clusterSetID"`
-	// The ClusterSet's settings, as of when the file was written, for people to read: join asks the broker.
+	// The ClusterSet's settings at the time of writing, for people; join reads them from the broker.
 	ClusterSetIPEnabled     *bool    `json:"clustersetIPEnabled,omitempty"`
 	ClusterSetIPCIDRRange   []string `json:"clustersetIPCIDRRange,omitempty"`
 	ClusterSetIPClusterSize int64    `json:"clustersetIPClusterSize,omitempty"`
 	v1alpha1.Settings       `json:",inline"`
-	// Server is the URL of the broker's API server, CA its certificate authority (PEM); none means that
-	// the system's are trusted.
+	// Server is the URL of the broker's API server, CA its certificate authority (PEM); empty means those of the system.
 	Server    string `json:"server"`
 	CA        []byte `json:"ca,omitempty"`
 	Namespace string `json:"namespace"`
-	// Token is the credential, worthless after Expires.
+	// Token is the credential, valid until Expires.
 	Token   string    `json:"token"`
 	Expires time.Time `json:"expires"`
 }
 
 const brokerInfoKind = "BrokerInfo"
 
-// ReadBrokerInfo reads the file at path. The error says what is wrong with it and where to get another.
+// ReadBrokerInfo reads the file at path. Its error names the fault and the remedy.
 func ReadBrokerInfo(path string) (BrokerInfo, error) {
 	var b BrokerInfo
 	text, err := os.ReadFile(path)
@@ -55,7 +54,7 @@ func ReadBrokerInfo(path string) (BrokerInfo, error) {
 	object, err := yaml.YAMLToJSONStrict(text)
 	var head struct{ Kind string }
 	if err != nil || json.Unmarshal(object, &head) != nil || head.Kind != brokerInfoKind {
-		return b, fmt.Errorf("%s is no broker-info file but %s; isthmusctl deploy-broker -o FILE writes a broker-info file", path, spellKind(head.Kind))
+		return b, fmt.Errorf("%s is not a broker-info file but %s; isthmusctl deploy-broker -o FILE writes one", path, spellKind(head.Kind))
 	}
 	strict := json.NewDecoder(bytes.NewReader(object))
 	strict.DisallowUnknownFields()
@@ -75,11 +74,11 @@ func ReadBrokerInfo(path string) (BrokerInfo, error) {
 	return b, nil
 }
 
-// spellKind says what a file holds, by the kind that it names.
+// spellKind describes a file by its kind.
 func spellKind(kind string) string {
 	switch kind {
 	case "":
-		return "something else, without a kind"
+		return "a file without a kind"
 	case "Config":
 		return "a kubeconfig"
 	default:
@@ -87,8 +86,7 @@ func spellKind(kind string) string {
 	}
 }
 
-// withoutPath returns what the system says is wrong, without the name of the file: the caller names the one
-// that the person knows.
+// withoutPath returns the system's error without the name of the file, which the caller adds as the user gave it.
 func withoutPath(err error) error {
 	var path *fs.PathError
 	var link *os.LinkError
@@ -101,8 +99,7 @@ func withoutPath(err error) error {
 	return err
 }
 
-// Write puts b into the file at path, readable by its owner alone, in one step: a reader sees the old
-// file or the new one.
+// Write writes b to the file at path atomically, readable by its owner only.
 func (b BrokerInfo) Write(path string) error {
 	text, err := yaml.Marshal(b)
 	if err != nil {
@@ -118,12 +115,12 @@ func (b BrokerInfo) Write(path string) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return fmt.Errorf("broker-info %s cannot be written: %w; choose another path by --output", path, withoutPath(err))
+		return fmt.Errorf("broker-info %s cannot be written: %w; choose another path with --output", path, withoutPath(err))
 	}
 	return nil
 }
 
-// Check reports ErrExpired when b is of no use at now.
+// Check returns ErrExpired if b has expired at now.
 func (b BrokerInfo) Check(now time.Time) error {
 	if now.After(b.Expires) {
 		return fmt.Errorf("%w at %s; run isthmusctl deploy-broker again, it keeps all settings", ErrExpired, b.Expires.Format(time.RFC3339))
@@ -131,13 +128,12 @@ func (b BrokerInfo) Check(now time.Time) error {
 	return nil
 }
 
-// RESTConfig says how to reach the broker with b's credential. It does not try to.
+// RESTConfig returns the client config for the broker with b's credential. It sends no request.
 func (b BrokerInfo) RESTConfig() *rest.Config {
 	return &rest.Config{Host: b.Server, BearerToken: b.Token, TLSClientConfig: rest.TLSClientConfig{CAData: b.CA}}
 }
 
-// kubeconfig is what a member's controller uses: the broker at b, b's namespace, and the token of a file
-// beside it.
+// kubeconfig returns the kubeconfig of a member's controller: the broker at b, b's namespace, and a token file beside it.
 func (b BrokerInfo) kubeconfig() ([]byte, error) {
 	const name = "broker"
 	text, err := clientcmd.Write(clientcmdapi.Config{

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func TestBrokerInfoFile(t *testing.T) {
@@ -28,6 +30,7 @@ func TestBrokerInfoFile(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("read back (-want +got):\n%s", diff)
 	}
+	conformance.Holds(t, "V37")
 	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", fi.Mode(), err)
 	}

@@ -20,53 +20,53 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// ErrIDTaken says that another cluster has joined under the id.
+// ErrIDTaken means that another cluster has the id.
 var ErrIDTaken = errors.New("cluster id is taken")
 
-// Request is one cluster's wish to join.
+// Request describes a cluster that joins.
 type Request struct {
-	// ClusterID may be empty where the cluster has a ClusterProperty that says it.
+	// ClusterID may be empty if the cluster has a ClusterProperty with its id.
 	ClusterID clusterset.ClusterID
-	// Broker says where the broker is. Its token is not used.
+	// Broker identifies the broker. Its token is not used.
 	Broker BrokerInfo
-	// Server is the URL at which the member reaches the broker; nil is what an earlier join said, and empty, or
-	// nothing said ever, is that of Broker.
+	// Server is the URL of the broker for the member. Nil keeps the URL of an earlier join; empty, or no earlier one, means
+	// that of Broker.
 	Server *string
-	// Namespace is where Isthmus is, or will be, installed in the member.
+	// Namespace is the installation namespace of Isthmus in the member, which need not exist.
 	Namespace string
-	// ClusterSetIPEnabled says whether Services that this cluster exports get a ClusterSetIP without asking for
-	// it; nil is what an earlier join said, or else what the ClusterSet does.
+	// ClusterSetIPEnabled gives exported Services a ClusterSetIP by default. Nil keeps the value of an earlier join, or else
+	// that of the ClusterSet.
 	ClusterSetIPEnabled *bool
-	// Blocks the ClusterSetIPs shall come from, at most one a family; a family without one gets the
-	// lowest free block. A cluster that joins again keeps its blocks.
+	// Blocks are the requested ClusterSetIP blocks, at most one per family; other families get the lowest free block. A
+	// cluster that joins again keeps its blocks.
 	Blocks []netip.Prefix
-	// Addresses that are nil are what an earlier join said, or else what is found in the cluster. Those that
-	// are empty and not nil forget what an earlier one said.
+	// Addresses that are nil keep those of an earlier join, or else are discovered. Empty ones that are not nil are
+	// discovered again.
 	Addresses Addresses
 }
 
-// Joined is what became of a Request.
+// Joined is the result of Join.
 type Joined struct {
 	Member   *v1alpha1.Member // as on the broker
-	Rejoined bool             // the cluster had been registered before
-	Sources  []Source         // of its addresses, in the order of the kinds
-	Notes    []string         // what the person who asked should know, one sentence each
+	Rejoined bool             // the cluster was registered before
+	Sources  []Source         // of its addresses, by kind
+	Notes    []string         // for the administrator, one sentence each
 }
 
-// Source is where addresses of one kind come from.
+// Source is the source of addresses of one kind.
 type Source struct {
 	Kind string // pods, nodes, services or extra
 	Found
 }
 
-// asBefore is the source of what a person gave at an earlier join.
+// asBefore is the source of addresses that the administrator gave at an earlier join.
 const asBefore = "as given before"
 
-// Join makes the cluster behind member a member of the ClusterSet of the broker: it registers id and
-// addresses there, makes an account for the member, and puts the account's credentials, the definitions, its
-// ClusterProperties and a copy of the registration into the member. It refuses an id that another cluster has
-// (ErrIDTaken) and addresses that overlap (ErrOverlap); nothing has been written then. Doing it again, also
-// after it was cut off, keeps blocks and join time, and what a person gave and does not give now.
+// Join makes the cluster behind member a member of the broker's ClusterSet. It registers id and addresses on the broker and
+// creates an account there. It writes the credentials, the definitions, the ClusterProperties and a copy of the
+// registration into the member. It refuses an id that another cluster has (ErrIDTaken) and overlapping addresses
+// (ErrOverlap) before it writes anything. A repeated or resumed Join keeps the blocks, the join time, and the values that
+// the administrator gave before and does not give now.
 func Join(ctx context.Context, broker, member client.Client, r Request) (Joined, error) {
 	var j Joined
 	if err := r.checkMember(ctx, member); err != nil {
@@ -87,7 +87,7 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 	if err != nil {
 		return j, err
 	}
-	before, err := knownServer(ctx, member, r.Namespace)
+	before, err := currentServer(ctx, member, r.Namespace)
 	if err != nil {
 		return j, err
 	}
@@ -98,7 +98,7 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 	if err := r.register(ctx, broker, uid, found, &j); err != nil {
 		return j, err
 	}
-	token, err := openAccount(ctx, broker, r.Broker.Namespace, string(r.ClusterID))
+	token, err := ensureAccount(ctx, broker, r.Broker.Namespace, string(r.ClusterID))
 	if err != nil {
 		return j, err
 	}
@@ -110,13 +110,13 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 	}
 	err = definitions.Apply(ctx, member)
 	if err == nil {
-		err = r.equip(ctx, member, token, config, &j)
+		err = r.configureMember(ctx, member, token, config, &j)
 	}
 	if err != nil {
 		return j, fmt.Errorf("in the cluster that joins: %w", err)
 	}
 	if err := prune(ctx, broker, r.Broker.Namespace, time.Now()); err != nil {
-		j.Notes = append(j.Notes, "what members left long ago could not be tidied up, which does no harm: "+err.Error())
+		j.Notes = append(j.Notes, "tombstones of former members could not be deleted, which is harmless: "+err.Error())
 	}
 	return j, nil
 }
@@ -124,8 +124,8 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 // flagServer is the flag of Request.Server.
 const flagServer = "broker-server"
 
-// knownServer returns the URL at which the member reaches its broker now, "" when it has none.
-func knownServer(ctx context.Context, member client.Client, namespace string) (string, error) {
+// currentServer returns the present URL of the member's broker, "" without one.
+func currentServer(ctx context.Context, member client.Client, namespace string) (string, error) {
 	secret := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerSecret}
 	if err := member.Get(ctx, key, secret); err != nil {
@@ -136,7 +136,7 @@ func knownServer(ctx context.Context, member client.Client, namespace string) (s
 	}
 	cfg, err := clientcmd.Load(secret.Data[v1alpha1.BrokerSecretKubeconfig])
 	if err != nil {
-		return "", nil //nolint:nilerr // it is about to be replaced
+		return "", nil //nolint:nilerr // Join replaces it
 	}
 	if current := cfg.Contexts[cfg.CurrentContext]; current != nil && cfg.Clusters[current.Cluster] != nil {
 		return cfg.Clusters[current.Cluster].Server, nil
@@ -144,7 +144,7 @@ func knownServer(ctx context.Context, member client.Client, namespace string) (s
 	return "", nil
 }
 
-// clusterUID returns what tells a cluster from all others.
+// clusterUID returns the unique identity of a cluster.
 func clusterUID(ctx context.Context, c client.Client) (string, error) {
 	ns := &corev1.Namespace{}
 	if err := c.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, ns); err != nil {
@@ -153,13 +153,13 @@ func clusterUID(ctx context.Context, c client.Client) (string, error) {
 	return string(ns.UID), nil
 }
 
-// checkMember refuses a cluster that is a member under another id already: an id lasts as long as the
-// membership (KEP-1645, "ClusterSet Membership").
+// checkMember refuses a cluster that is already a member with another id, which is immutable during a membership (KEP-1645,
+// "ClusterSet Membership").
 func (r Request) checkMember(ctx context.Context, member client.Client) error {
 	have := &v1alpha1.MemberList{}
 	err := member.List(ctx, have, client.InNamespace(r.Namespace))
 	if err != nil && !admin.IsAbsent(err) {
-		return fmt.Errorf("look for an earlier membership: %w", err)
+		return fmt.Errorf("list Members: %w", err)
 	}
 	for _, m := range have.Items {
 		if r.ClusterID != "" && m.Name != string(r.ClusterID) {
@@ -169,15 +169,15 @@ func (r Request) checkMember(ctx context.Context, member client.Client) error {
 	return nil
 }
 
-// register puts the cluster into the broker's ledger.
+// register registers the cluster on the broker.
 func (r Request) register(ctx context.Context, broker client.Client, uid string, found discovery, j *Joined) error {
 	id := string(r.ClusterID)
-	m, err := register(ctx, broker, r.Broker.Namespace, id, func(l *ledger) (*v1alpha1.Member, error) {
+	m, err := register(ctx, broker, r.Broker.Namespace, id, func(all *reservations) (*v1alpha1.Member, error) {
 		var err error
-		if *j, err = r.decide(l, uid, found); err != nil {
+		if *j, err = r.decide(all, uid, found); err != nil {
 			return nil, err
 		}
-		return j.Member, r.checkLegacy(ctx, broker, l, j.Member.Spec)
+		return j.Member, r.checkFormerMember(ctx, broker, all, j.Member.Spec)
 	})
 	if err == nil {
 		j.Member = m
@@ -185,23 +185,23 @@ func (r Request) register(ctx context.Context, broker client.Client, uid string,
 	return err
 }
 
-// decide says what to register, given what stands on the broker. It is pure but for the clock.
-func (r Request) decide(l *ledger, uid string, found discovery) (Joined, error) {
+// decide derives the registration from the reservations on the broker. It is pure but for the clock.
+func (r Request) decide(all *reservations, uid string, found discovery) (Joined, error) {
 	id := string(r.ClusterID)
-	for _, c := range l.claims {
+	for _, c := range all.claims {
 		if c.id == id && c.ClusterUID != uid {
 			return Joined{}, fmt.Errorf("%w: another cluster joined as %s on %s; choose another --clusterid, or if that cluster is gone, isthmusctl leave --force %s",
 				ErrIDTaken, id, c.Spec.JoinTime.UTC().Format(time.DateOnly), id)
 		}
 	}
-	own := l.own(id)
+	own := all.own(id)
 	j := Joined{Rejoined: own != nil && own.registered}
 	spec := v1alpha1.MemberSpec{
 		ClusterID:           id,
-		ClusterSetID:        l.config.Spec.ClusterSetID,
-		ClusterSetIPEnabled: l.config.Spec.ClusterSetIPEnabled,
+		ClusterSetID:        all.config.Spec.ClusterSetID,
+		ClusterSetIPEnabled: all.config.Spec.ClusterSetIPEnabled,
 		JoinTime:            metav1.NewTime(time.Now().Truncate(time.Second)),
-		Settings:            l.config.Spec.Settings,
+		Settings:            all.config.Spec.Settings,
 	}
 	given := r.addresses(&spec, own, found, &j)
 	given = append(given, r.enabled(&spec, own)...)
@@ -211,8 +211,8 @@ func (r Request) decide(l *ledger, uid string, found discovery) (Joined, error) 
 	if len(spec.PodCIDRs) == 0 {
 		return Joined{}, errors.New("no pod CIDR found on any node of the cluster; give --pod-cidr")
 	}
-	others := l.others(id)
-	notes, err := checkAddresses(spec, parsed(l.config.Spec.ClusterSetIPCIDRRange), others)
+	others := all.others(id)
+	notes, err := checkAddresses(spec, parsed(all.config.Spec.ClusterSetIPCIDRRange), others)
 	if err != nil {
 		return Joined{}, err
 	}
@@ -225,7 +225,7 @@ func (r Request) decide(l *ledger, uid string, found discovery) (Joined, error) 
 				id, strings.Join(own.Spec.ClusterSetIPCIDR, ", "), strings.Join(asked, ", "), id))
 		}
 	} else {
-		blocks, err := chooseBlocks(l.config.Spec, r.Blocks, parsed(l.gone[id].ClusterSetIPCIDR), others)
+		blocks, err := chooseBlocks(all.config.Spec, r.Blocks, parsed(all.gone[id].ClusterSetIPCIDR), others)
 		if err != nil {
 			return Joined{}, err
 		}
@@ -235,7 +235,7 @@ func (r Request) decide(l *ledger, uid string, found discovery) (Joined, error) 
 	return j, nil
 }
 
-// registration returns a Member as it stands on the broker.
+// registration returns a Member of the broker.
 func registration(namespace, uid string, given []string, spec v1alpha1.MemberSpec) *v1alpha1.Member {
 	m := &v1alpha1.Member{ObjectMeta: named(namespace, spec.ClusterID, spec.ClusterID), Spec: spec}
 	slices.Sort(given)
@@ -243,8 +243,8 @@ func registration(namespace, uid string, given []string, spec v1alpha1.MemberSpe
 	return m
 }
 
-// addresses sets those of spec, each kind to what is given, what was given before, or what was found, and
-// returns the flags whose values people gave.
+// addresses sets each kind of addresses of spec to the given, formerly given or discovered ones, and returns the flags that
+// the administrator gave.
 func (r Request) addresses(spec *v1alpha1.MemberSpec, own *claim, found discovery, j *Joined) (given []string) {
 	var before v1alpha1.MemberSpec
 	if own != nil {
@@ -281,12 +281,12 @@ func (r Request) addresses(spec *v1alpha1.MemberSpec, own *claim, found discover
 		}
 	}
 	if onlyNodes {
-		j.Notes = append(j.Notes, "only the nodes of now tell the pod CIDRs, so no other member will believe the pods of a node that is added later; give --pod-cidr the CIDR of all of them")
+		j.Notes = append(j.Notes, "the pod CIDRs are those of the present nodes, so other members will ignore pods of nodes that are added later; give the CIDR of all pods with --pod-cidr")
 	}
 	return given
 }
 
-// enabled sets whether exports get ClusterSetIPs, and returns the flag if a person gave it.
+// enabled sets whether exports get ClusterSetIPs by default, and returns the flag if the administrator gave it.
 func (r Request) enabled(spec *v1alpha1.MemberSpec, own *claim) (given []string) {
 	const flag = "enable-clusterset-ip"
 	switch {
@@ -300,22 +300,22 @@ func (r Request) enabled(spec *v1alpha1.MemberSpec, own *claim) (given []string)
 	return []string{flag}
 }
 
-// given reports whether a person gave the value of a flag when c was registered.
+// given reports whether the administrator gave a flag when c was registered.
 func (c *claim) given(flag string) bool {
 	return c != nil && slices.Contains(strings.Split(c.Given, ","), flag)
 }
 
-// checkLegacy refuses an id under which an earlier member gave addresses that Services still have and that
-// are not in spec's blocks: everybody would take them for stolen.
-func (r Request) checkLegacy(ctx context.Context, broker client.Client, l *ledger, spec v1alpha1.MemberSpec) error {
-	if own := l.own(spec.ClusterID); own != nil && own.registered {
+// checkFormerMember refuses an id of a former member if Services still have addresses that it allocated outside of spec's
+// blocks: the other members would ignore those addresses.
+func (r Request) checkFormerMember(ctx context.Context, broker client.Client, all *reservations, spec v1alpha1.MemberSpec) error {
+	if own := all.own(spec.ClusterID); own != nil && own.registered {
 		return nil
 	}
 	held, err := allocatedOutside(ctx, broker, r.Broker.Namespace, spec)
 	if err != nil || len(held) == 0 {
 		return err
 	}
-	return fmt.Errorf("%w: an earlier member %s gave ClusterSetIPs that are in use, to %s, and its block is another member's now; choose another --clusterid", ErrIDTaken, spec.ClusterID, admin.Some(held))
+	return fmt.Errorf("%w: a former member %s allocated ClusterSetIPs that are in use, to %s, and its block belongs to another member now; choose another --clusterid", ErrIDTaken, spec.ClusterID, admin.Some(held))
 }
 
 // allocatedOutside returns the Services, as namespace/name, whose ClusterSetIP the member of spec has allocated
@@ -343,8 +343,8 @@ func allocatedOutside(ctx context.Context, broker client.Client, namespace strin
 	return held, nil
 }
 
-// equip puts into the member what its controller needs, and what the cluster says of itself.
-func (r Request) equip(ctx context.Context, member client.Client, token string, config *v1alpha1.ClusterSetConfig, j *Joined) error {
+// configureMember writes the objects of the controller and the ClusterProperties into the member.
+func (r Request) configureMember(ctx context.Context, member client.Client, token string, config *v1alpha1.ClusterSetConfig, j *Joined) error {
 	kubeconfig, err := r.Broker.kubeconfig()
 	if err != nil {
 		return err

@@ -25,6 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func TestJoin(t *testing.T) {
@@ -62,6 +63,7 @@ func TestJoin(t *testing.T) {
 			t.Errorf("registration in %s (-want +have):\n%s", where, diff)
 		}
 	}
+	conformance.Holds(t, "K1", "V3", "V40")
 	config := brokerConfig(t, asAdmin, "join")
 	if len(config.Annotations) != 0 {
 		t.Errorf("the reservation is left: %v", config.Annotations)
@@ -103,6 +105,7 @@ func TestJoin(t *testing.T) {
 	if diff := cmp.Diff(want, again.Member.Spec); diff != "" || !again.Rejoined || len(again.Notes) != 1 {
 		t.Errorf("joined again: rejoined %t, notes %q, (-want +have):\n%s", again.Rejoined, again.Notes, diff)
 	}
+	conformance.Holds(t, "L37")
 	wantSources := []string{"pods --pod-cidr", "nodes as given before", "services as given before", "extra as given before"}
 	var sources []string
 	for _, s := range again.Sources {
@@ -162,9 +165,9 @@ func blocksOnBroker(t *testing.T, asAdmin client.Client, namespace string) strin
 	return m.Data["clusterinfo"]
 }
 
-// TestChangedSettings_V38: the ClusterSet's settings count at each join, and what the flag of a join says counts
+// TestChangedSettings: the ClusterSet's settings count at each join, and what the flag of a join says counts
 // more, also at later joins without it.
-func TestChangedSettings_V38(t *testing.T) {
+func TestChangedSettings(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "settings", Ranges: cidrs("243.0.0.0/8")})
 	yes, no := true, false
 	join := func(change func(*Request)) v1alpha1.MemberSpec {
@@ -186,7 +189,7 @@ func TestChangedSettings_V38(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"members take changed settings over when they join again: a"}; !slices.Equal(d.Notes, want) {
+	if want := []string{"members apply changed settings when they join again: a"}; !slices.Equal(d.Notes, want) {
 		t.Errorf("notes %q, want %q", d.Notes, want)
 	}
 	second := join(func(*Request) {})
@@ -202,10 +205,11 @@ func TestChangedSettings_V38(t *testing.T) {
 	if fifth := join(func(r *Request) { r.ClusterSetIPEnabled = &no }); fifth.ClusterSetIPEnabled {
 		t.Error("the flag does not count the second time")
 	}
+	conformance.Holds(t, "V38")
 	// What a person gave can be taken back, for what is found.
 	r := request(info, "a", 1)
 	r.Addresses.Services = []netip.Prefix{}
-	j, err := Request.decide(r, must(readLedger(t.Context(), asAdmin, "settings")), "uid", discovery{services: []Found{{cidrs("10.7.0.0/16"), "here"}}})
+	j, err := Request.decide(r, must(readReservations(t.Context(), asAdmin, "settings")), "uid", discovery{services: []Found{{cidrs("10.7.0.0/16"), "here"}}})
 	if err != nil || !slices.Equal(j.Member.Spec.ServiceCIDRs, []string{"10.7.0.0/16"}) || strings.Contains(j.Member.Annotations[annotationGiven], "service") {
 		t.Errorf("the service CIDRs are %v, given is %q, %v", j.Member.Spec.ServiceCIDRs, j.Member.Annotations[annotationGiven], err)
 	}
@@ -225,14 +229,14 @@ func TestJoinRefusesAndWritesNothing(t *testing.T) {
 	if _, err := reserve(t, asAdmin, "uid of a", first); err != nil {
 		t.Fatal(err)
 	}
-	const of = "of a ClusterSet need distinct ones, or give the right one by "
+	const of = "of a ClusterSet need distinct CIDRs, or give the right one with "
 	tests := map[string]struct {
 		change func(*Request)
 		want   error  // or any, when nil
 		text   string // a part of the sentence
 	}{
 		"an id that is none":           {func(r *Request) { r.ClusterID = "A" }, nil, "not an RFC 1123 label"},
-		"no id anywhere":               {func(r *Request) { r.ClusterID = "" }, nil, "this cluster has no id: it has no ClusterProperty cluster.clusterset.k8s.io; give it one by --clusterid"},
+		"no id anywhere":               {func(r *Request) { r.ClusterID = "" }, nil, "this cluster has no id: it has no ClusterProperty cluster.clusterset.k8s.io; give it a unique id with --clusterid"},
 		"the id of another cluster":    {func(r *Request) { r.ClusterID = "a" }, ErrIDTaken, "cluster id is taken: another cluster joined as a on 20"},
 		"pods of another member":       {func(r *Request) { r.Addresses.Pods = cidrs("10.1.2.0/24") }, ErrOverlap, "addresses overlap: pod CIDR 10.1.2.0/24 of this cluster and 10.1.0.0/16 of member a; the clusters " + of + "--pod-cidr"},
 		"further ones of another":      {func(r *Request) { r.Addresses.Extra = cidrs("192.0.2.0/24") }, ErrOverlap, "the clusters " + of + "--extra-cidr"},
@@ -263,6 +267,7 @@ func TestJoinRefusesAndWritesNothing(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "K3")
 	// Two blocks are free, then none.
 	for i, id := range []clusterset.ClusterID{"c", "d"} {
 		r := request(info, id, 10+i)
@@ -273,6 +278,7 @@ func TestJoinRefusesAndWritesNothing(t *testing.T) {
 	if _, err := Join(t.Context(), asAdmin, other, request(info, "e", 20)); !errors.Is(err, ErrNoBlock) {
 		t.Errorf("a join into a full range: %v", err)
 	}
+	conformance.Holds(t, "L37")
 }
 
 // firstBlock returns the first block that a join gave, or "".
@@ -352,6 +358,7 @@ func TestJoinsAtTheSameTime(t *testing.T) {
 	if diff := cmp.Diff(want, have); diff != "" {
 		t.Errorf("blocks given (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "L37")
 	// Every list of them says the same.
 	config := brokerConfig(t, asAdmin, "together")
 	if diff := cmp.Diff(listed, config.Spec.Members); diff != "" || len(config.Annotations) > 0 {
@@ -429,9 +436,9 @@ func (*failing) Apply(context.Context, runtime.ApplyConfiguration, ...client.App
 	return errCut
 }
 
-// TestIdentity_N49: a cluster says who it is and where it belongs for as long as it is a member, in the words of
+// TestIdentity: a cluster says who it is and where it belongs for as long as it is a member, in the words of
 // KEP-2149, and nobody can change that meanwhile.
-func TestIdentity_N49(t *testing.T) {
+func TestIdentity(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "identity", ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8")})
 	member := cluster(t, &memberServer)
 	said := func(name string) string {
@@ -451,7 +458,7 @@ func TestIdentity_N49(t *testing.T) {
 	r.Namespace = "identity-a"
 	wrong := r
 	wrong.ClusterID = "b"
-	if _, err := Join(t.Context(), asAdmin, member, wrong); err == nil || !strings.Contains(err.Error(), "says that this cluster is a.eu, --clusterid says b; join as a.eu, or change the property first") {
+	if _, err := Join(t.Context(), asAdmin, member, wrong); err == nil || !strings.Contains(err.Error(), "of this cluster is a.eu, but --clusterid is b; join as a.eu, or change the property first") {
 		t.Errorf("joined under another id: %v", err)
 	}
 	elsewhere := &about.ClusterProperty{ObjectMeta: metav1.ObjectMeta{Name: about.ClusterSet}, Spec: about.ClusterPropertySpec{Value: "test"}}
@@ -488,7 +495,7 @@ func TestIdentity_N49(t *testing.T) {
 				if err == nil {
 					return false, nil
 				}
-				if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "until it has left by isthmusctl leave") {
+				if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "cannot change before isthmusctl leave") {
 					return false, err
 				}
 				return true, nil
@@ -542,4 +549,5 @@ func TestIdentity_N49(t *testing.T) {
 	if said(about.ClusterID) != "" || said(about.ClusterSet) != "" {
 		t.Errorf("after it has left it says that it is %q of %q", said(about.ClusterID), said(about.ClusterSet))
 	}
+	conformance.Holds(t, "N49")
 }

@@ -24,95 +24,93 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// tombstoneLife is how long the registration of a member that left tells the others so. Whoever has been away
-// for longer finds neither it nor anything else of the member.
+// tombstoneLife is how long the registration of a former member stays as a tombstone. A member that was away for longer
+// finds no object of the former one.
 const tombstoneLife = time.Hour
 
-// annotationReplicas on the controller's Deployment is how many there were before the member left.
+// annotationReplicas on the controller's Deployment is its number of replicas before the member left.
 const annotationReplicas = "isthmus.dev/replicas"
 
-// Left is what became of a Leave: how many objects went, here and on the broker.
+// Left is the result of Leave or ForceLeave, with the numbers of removed objects.
 type Left struct {
 	ClusterID, ClusterSetID string
-	Already                 bool // it had left before; what was still there is gone now
-	Exports                 int  // the member's records on the broker that were not withdrawn before
-	Aggregates              int  // those that it was taken off, or that are gone because it was the last
-	Imports                 int  // ServiceImports in the member
+	AlreadyLeft             bool // the member had left before, and the remaining objects are gone now
+	Exports                 int  // withdrawn records of the member on the broker
+	Aggregates              int  // aggregates that the member was removed from, or that were deleted
+	Imports                 int  // deleted ServiceImports in the member
 	Notes                   []string
 }
 
-// Leave ends the membership of the cluster behind member, installed in namespace. It stops the controller,
-// takes the member's rights on the broker, says there that its Services are withdrawn and that it has left,
-// which the others believe at once, and removes what it had written there: its own objects, and its place on
-// those that all share. In the member it removes what Isthmus imported and what join wrote; ServiceExports
-// and everything that is not Isthmus's stays, and so does the broker, if that lives in the member. It may be
-// cut off anywhere and is finished by doing it again. Errors: ErrNotJoined, ErrNoBroker, ErrOlderDefinitions.
+// Leave ends the membership of the cluster behind member, installed in namespace. It stops the controller and revokes the
+// member's rights on the broker. There it withdraws the member's exports and sets leftAt, on which the other members act at
+// once, deletes the member's objects, and removes it from shared ones. In the member it deletes the imports and the objects
+// of join; ServiceExports, foreign objects, and a broker in the same cluster stay. An interrupted Leave is completed by
+// calling it again. Errors: ErrNotJoined, ErrNoBroker, ErrOlderDefinitions.
 func Leave(ctx context.Context, broker, member client.Client, namespace string) (Left, error) {
 	var left Left
-	s, err := locate(ctx, broker, member, namespace)
+	m, err := locate(ctx, broker, member, namespace)
 	if err != nil {
 		return left, err
 	}
-	left.ClusterID, left.ClusterSetID = s.id, s.clusterSet
+	left.ClusterID, left.ClusterSetID = m.id, m.clusterSet
 	if err := checkDefinitions(ctx, broker); err != nil {
 		return left, err
 	}
-	if s.copied.Spec.LeftAt == nil { // a controller that runs elsewhere is told so, too
-		s.copied.Spec.LeftAt = new(metav1.Now())
-		if err := applyMember(ctx, member, s.copied); err != nil {
+	if m.copied.Spec.LeftAt == nil { // for a controller that runs outside of the cluster
+		m.copied.Spec.LeftAt = new(metav1.Now())
+		if err := applyMember(ctx, member, m.copied); err != nil {
 			return left, fmt.Errorf("in the member: %w", err)
 		}
 	}
 	if err := stopController(ctx, member, namespace); err != nil {
 		return left, err
 	}
-	if s.replaced {
-		left.Notes = append(left.Notes, fmt.Sprintf("another cluster is member %s by now, so nothing was changed on the broker", s.id))
-	} else if err := depart(ctx, broker, s.brokerNamespace, s.id, &left); err != nil {
+	if m.replaced {
+		left.Notes = append(left.Notes, fmt.Sprintf("another cluster is member %s now, so the broker was not changed", m.id))
+	} else if err := leaveBroker(ctx, broker, m.brokerNamespace, m.id, &left); err != nil {
 		return left, fmt.Errorf("on the broker: %w", err)
 	}
-	if err := clearMember(ctx, member, namespace, s, &left); err != nil {
+	if err := clearMember(ctx, member, namespace, m, &left); err != nil {
 		return left, fmt.Errorf("in the member: %w", err)
 	}
-	if err := prune(ctx, broker, s.brokerNamespace, time.Now()); err != nil {
+	if err := prune(ctx, broker, m.brokerNamespace, time.Now()); err != nil {
 		return left, fmt.Errorf("on the broker: %w", err)
 	}
 	return left, nil
 }
 
-// ForceLeave ends the membership of cluster id without the cluster, because that no longer exists: it does on
-// the broker what Leave does there. Should the cluster come back, its controller has no rights any more.
-// Nobody under that id is ErrNoMember.
+// ForceLeave ends the membership of cluster id on the broker as Leave does, without access to the cluster, which no longer
+// exists. If the cluster comes back, its controller has no rights. An unknown id is ErrNoMember.
 func ForceLeave(ctx context.Context, broker client.Client, namespace, id string) (Left, error) {
 	left := Left{ClusterID: id}
-	l, err := readLedger(ctx, broker, namespace)
+	all, err := readReservations(ctx, broker, namespace)
 	if err != nil {
 		return left, err
 	}
-	left.ClusterSetID = l.config.Spec.ClusterSetID
+	left.ClusterSetID = all.config.Spec.ClusterSetID
 	if err := checkDefinitions(ctx, broker); err != nil {
 		return left, err
 	}
-	if l.own(id) == nil { // a join that was cut off may have got no further than its reservation
+	if all.own(id) == nil { // an interrupted join may have left only a reservation
 		if _, err := readMember(ctx, broker, namespace, id); err != nil {
 			return left, err
 		}
 	}
-	if err := depart(ctx, broker, namespace, id, &left); err != nil {
+	if err := leaveBroker(ctx, broker, namespace, id, &left); err != nil {
 		return left, err
 	}
 	return left, prune(ctx, broker, namespace, time.Now())
 }
 
-// depart is the broker's part of leaving. First the member can write nothing any more, so nothing that follows
-// is undone by its controller. Then it says what is about to happen, and does it.
-func depart(ctx context.Context, broker client.Client, namespace, id string, left *Left) error {
+// leaveBroker ends a membership on the broker. It first revokes the account, so that the member's controller cannot undo the
+// rest. Then it writes tombstones, so that the other members accept the deletions that follow.
+func leaveBroker(ctx context.Context, broker client.Client, namespace, id string, left *Left) error {
 	m, err := readMember(ctx, broker, namespace, id)
 	if err != nil && !errors.Is(err, ErrNoMember) {
 		return err
 	}
-	left.Already = m == nil || m.Spec.LeftAt != nil
-	if err := closeAccount(ctx, broker, namespace, id); err != nil {
+	left.AlreadyLeft = m == nil || m.Spec.LeftAt != nil
+	if err := revokeAccount(ctx, broker, namespace, id); err != nil {
 		return err
 	}
 	owned := []client.ListOption{client.InNamespace(namespace), client.MatchingLabels{v1alpha1.LabelCluster: id}}
@@ -136,10 +134,10 @@ func depart(ctx context.Context, broker client.Client, namespace, id string, lef
 			return err
 		}
 	}
-	if err := departSlices(ctx, broker, owned); err != nil {
+	if err := deleteSlices(ctx, broker, owned); err != nil {
 		return err
 	}
-	if err := departAggregates(ctx, broker, namespace, id, left); err != nil {
+	if err := leaveAggregates(ctx, broker, namespace, id, left); err != nil {
 		return err
 	}
 	for i := range records.Items {
@@ -150,7 +148,7 @@ func depart(ctx context.Context, broker client.Client, namespace, id string, lef
 	return admin.DeleteIfThere(ctx, broker, &coordinationv1.Lease{ObjectMeta: named(namespace, v1alpha1.MemberLease(id), id)})
 }
 
-// applyMember writes the whole registration of a member, so that a later join may take any of it back.
+// applyMember writes the whole registration of a member, so that isthmusctl owns all its fields at a later join.
 func applyMember(ctx context.Context, c client.Client, m *v1alpha1.Member) error {
 	return admin.Apply(ctx, c, &v1alpha1.Member{
 		ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, Labels: m.Labels, Annotations: m.Annotations},
@@ -158,8 +156,8 @@ func applyMember(ctx context.Context, c client.Client, m *v1alpha1.Member) error
 	})
 }
 
-// departSlices empties a member's EndpointSlices, which is how endpoints are withdrawn, and deletes them.
-func departSlices(ctx context.Context, broker client.Client, owned []client.ListOption) error {
+// deleteSlices empties a member's EndpointSlices, which withdraws their endpoints, and deletes them.
+func deleteSlices(ctx context.Context, broker client.Client, owned []client.ListOption) error {
 	list := &discoveryv1.EndpointSliceList{}
 	if err := broker.List(ctx, list, append(owned, client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy})...); err != nil {
 		return fmt.Errorf("list EndpointSlices: %w", err)
@@ -179,9 +177,9 @@ func departSlices(ctx context.Context, broker client.Client, owned []client.List
 	return nil
 }
 
-// departAggregates takes a member off all aggregates, and deletes those that are nobody's then. Another member
-// may write them at the same time; what it wrote is looked at again.
-func departAggregates(ctx context.Context, broker client.Client, namespace, id string, left *Left) error {
+// leaveAggregates removes a member from all aggregates, and deletes those without exporters. It retries after concurrent
+// writes of other members.
+func leaveAggregates(ctx context.Context, broker client.Client, namespace, id string, left *Left) error {
 	list := &mcsv1beta1.ServiceImportList{}
 	if err := broker.List(ctx, list, client.InNamespace(namespace)); err != nil {
 		return fmt.Errorf("list aggregates: %w", err)
@@ -201,7 +199,7 @@ func departAggregates(ctx context.Context, broker client.Client, namespace, id s
 			}
 			concerned = true
 			wanted := len(others) > 0
-			if !wanted { // somebody may be about to list itself
+			if !wanted { // a member with a record may be about to list itself
 				var err error
 				if wanted, err = exported(ctx, broker, a, id); err != nil {
 					return err
@@ -241,8 +239,8 @@ func exported(ctx context.Context, broker client.Client, a *mcsv1beta1.ServiceIm
 	}), nil
 }
 
-// stopController scales the member's controller to nothing and waits until it is gone, so that it does not
-// import again what is removed. There may be no Deployment, when Isthmus was uninstalled first.
+// stopController scales the member's controller to zero and waits until its pods are gone, so that it does not import the
+// deleted objects again. It succeeds without a Deployment, which is gone if Isthmus was uninstalled first.
 func stopController(ctx context.Context, member client.Client, namespace string) error {
 	d := &appsv1.Deployment{}
 	key := client.ObjectKey{Namespace: namespace, Name: controllerDeployment}
@@ -267,7 +265,7 @@ func stopController(ctx context.Context, member client.Client, namespace string)
 		return fmt.Errorf("read the selector of Deployment %s: %w", key, err)
 	}
 	const limit = time.Minute
-	return admin.AwaitFor(ctx, limit, fmt.Sprintf("pods of Deployment %s still run after %s; end them, then leave again", key, limit), func() (bool, error) {
+	return admin.AwaitFor(ctx, limit, fmt.Sprintf("pods of Deployment %s still run after %s; delete them, then leave again", key, limit), func() (bool, error) {
 		pods := &corev1.PodList{}
 		if err := member.List(ctx, pods, client.InNamespace(namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
 			return false, fmt.Errorf("list pods in namespace %s: %w", namespace, err)
@@ -276,13 +274,13 @@ func stopController(ctx context.Context, member client.Client, namespace string)
 	})
 }
 
-// Stopped reports whether a member's controller does not run because the cluster has left.
+// Stopped reports whether Leave has scaled a controller's Deployment to zero.
 func Stopped(d *appsv1.Deployment) bool {
 	_, stopped := d.Annotations[annotationReplicas]
 	return stopped && d.Spec.Replicas != nil && *d.Spec.Replicas == 0
 }
 
-// resumeController undoes stopController, for a cluster that joins again while Isthmus is still installed.
+// resumeController reverts stopController, for a cluster that joins again with Isthmus still installed.
 func resumeController(ctx context.Context, member client.Client, namespace string) error {
 	d := &appsv1.Deployment{}
 	key := client.ObjectKey{Namespace: namespace, Name: controllerDeployment}
@@ -294,7 +292,7 @@ func resumeController(ctx context.Context, member client.Client, namespace strin
 	}
 	was, err := strconv.ParseInt(d.Annotations[annotationReplicas], 10, 32)
 	if err != nil {
-		return nil //nolint:nilerr // it was not we who stopped it
+		return nil //nolint:nilerr // Leave did not stop it
 	}
 	if err := scale(ctx, member, d, int32(was), nil); err != nil {
 		return fmt.Errorf("start Deployment %s: %w", key, err)
@@ -302,7 +300,7 @@ func resumeController(ctx context.Context, member client.Client, namespace strin
 	return nil
 }
 
-// scale sets how many pods a Deployment has, and the annotation that remembers how many it had.
+// scale sets the replicas of a Deployment, and annotationReplicas.
 func scale(ctx context.Context, member client.Client, d *appsv1.Deployment, replicas int32, before any) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{annotationReplicas: before}},
@@ -314,19 +312,19 @@ func scale(ctx context.Context, member client.Client, d *appsv1.Deployment, repl
 	return member.Patch(ctx, d, client.RawPatch(types.MergePatchType, patch), admin.FieldOwner)
 }
 
-// clearMember removes from the member what Isthmus imported and what join wrote, the copy of the registration
-// last: it is by that copy that another Leave goes on.
-func clearMember(ctx context.Context, member client.Client, namespace string, s site, left *Left) error {
-	skip, err := brokersIn(ctx, member)
+// clearMember deletes the imports and the objects of join in the member. It deletes the copy of the registration last,
+// because a repeated Leave needs it.
+func clearMember(ctx context.Context, member client.Client, namespace string, m managedMember, left *Left) error {
+	skip, err := brokerNamespaces(ctx, member)
 	if err != nil {
 		return err
 	}
-	slicesHere := &discoveryv1.EndpointSliceList{}
-	if err := member.List(ctx, slicesHere, client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy}); err != nil {
+	imported := &discoveryv1.EndpointSliceList{}
+	if err := member.List(ctx, imported, client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy}); err != nil {
 		return fmt.Errorf("list EndpointSlices: %w", err)
 	}
-	for i := range slicesHere.Items {
-		if o := &slicesHere.Items[i]; !skip[o.Namespace] {
+	for i := range imported.Items {
+		if o := &imported.Items[i]; !skip[o.Namespace] {
 			if err := admin.DeleteIfThere(ctx, member, o); err != nil {
 				return err
 			}
@@ -344,7 +342,7 @@ func clearMember(ctx context.Context, member client.Client, namespace string, s 
 			left.Imports++
 		}
 	}
-	if err := retireExports(ctx, member, s); err != nil {
+	if err := resetExports(ctx, member, m); err != nil {
 		return err
 	}
 	if err := admin.DeleteOwn(ctx, member, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.BrokerSecret}}); err != nil {
@@ -353,14 +351,14 @@ func clearMember(ctx context.Context, member client.Client, namespace string, s 
 	if err := clearProperties(ctx, member); err != nil {
 		return err
 	}
-	return admin.DeleteIfThere(ctx, member, s.copied)
+	return admin.DeleteIfThere(ctx, member, m.copied)
 }
 
-// brokersIn returns the namespaces of a cluster that are brokers. What stands there belongs to all members.
-func brokersIn(ctx context.Context, c client.Client) (map[string]bool, error) {
+// brokerNamespaces returns the broker namespaces of a cluster, whose objects belong to all members.
+func brokerNamespaces(ctx context.Context, c client.Client) (map[string]bool, error) {
 	configs := &v1alpha1.ClusterSetConfigList{}
 	if err := c.List(ctx, configs); err != nil && !admin.IsAbsent(err) {
-		return nil, fmt.Errorf("look for brokers: %w", err)
+		return nil, fmt.Errorf("list ClusterSetConfigs: %w", err)
 	}
 	found := map[string]bool{}
 	for _, config := range configs.Items {
@@ -369,8 +367,8 @@ func brokersIn(ctx context.Context, c client.Client) (map[string]bool, error) {
 	return found, nil
 }
 
-// retireExports says on all ServiceExports that they are exported no more, since no controller will.
-func retireExports(ctx context.Context, member client.Client, s site) error {
+// resetExports sets all ServiceExports to not Ready, because no controller updates them any more.
+func resetExports(ctx context.Context, member client.Client, m managedMember) error {
 	exports := &mcsv1beta1.ServiceExportList{}
 	if err := member.List(ctx, exports); err != nil {
 		if admin.IsAbsent(err) {
@@ -389,10 +387,10 @@ func retireExports(ctx context.Context, member client.Client, s site) error {
 				return c.Type != string(mcsv1beta1.ServiceExportConditionReady)
 			})
 			if len(kept) == 0 {
-				return nil // nobody had looked at it
+				return nil // it was never reconciled
 			}
 			ready := mcsv1beta1.NewServiceExportCondition(mcsv1beta1.ServiceExportConditionReady, metav1.ConditionFalse, mcsv1beta1.ServiceExportReasonPending,
-				fmt.Sprintf("cluster %s has left ClusterSet %s; the Service is exported when the cluster joins again", s.id, s.clusterSet))
+				fmt.Sprintf("cluster %s has left ClusterSet %s; the service is exported again when the cluster joins again", m.id, m.clusterSet))
 			if kept[0].Status == metav1.ConditionFalse {
 				ready.LastTransitionTime = kept[0].LastTransitionTime
 			}
@@ -409,7 +407,7 @@ func retireExports(ctx context.Context, member client.Client, s site) error {
 	return nil
 }
 
-// prune deletes the tombstones of members that have left long ago.
+// prune deletes member tombstones older than tombstoneLife.
 func prune(ctx context.Context, broker client.Client, namespace string, now time.Time) error {
 	members := &v1alpha1.MemberList{}
 	if err := broker.List(ctx, members, client.InNamespace(namespace)); err != nil {
@@ -421,7 +419,7 @@ func prune(ctx context.Context, broker client.Client, namespace string, now time
 			continue
 		}
 		err := admin.DeleteIfThere(ctx, broker, m, client.Preconditions{UID: &m.UID, ResourceVersion: &m.ResourceVersion})
-		if err != nil && !apierrors.IsConflict(err) { // somebody joins under that id right now
+		if err != nil && !apierrors.IsConflict(err) { // a cluster joins with that id right now
 			return err
 		}
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // service is a name in namespace demo.
@@ -191,9 +192,9 @@ func (d *dyingStatus) Update(ctx context.Context, obj client.Object, opts ...cli
 	return d.SubResourceWriter.Update(ctx, obj, opts...)
 }
 
-// TestLeave_L49: a member that leaves takes along what is its own, here and on the broker, and nothing else;
+// TestLeave: a member that leaves takes along what is its own, here and on the broker, and nothing else;
 // wherever it is cut off, doing it again finishes it.
-func TestLeave_L49(t *testing.T) {
+func TestLeave(t *testing.T) {
 	const ns = "leave"
 	info, asAdmin := deploy(t, Broker{Namespace: ns, ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8")})
 	member := cluster(t, &memberServer)
@@ -204,7 +205,7 @@ func TestLeave_L49(t *testing.T) {
 	if _, err := reserve(t, asAdmin, "uid of b", request(info, "b", 2)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openAccount(t.Context(), asAdmin, ns, "b"); err != nil {
+	if _, err := ensureAccount(t.Context(), asAdmin, ns, "b"); err != nil {
 		t.Fatal(err)
 	}
 
@@ -276,7 +277,7 @@ func TestLeave_L49(t *testing.T) {
 		c := cutAfter(allowed, asAdmin, member)
 		left, err := Leave(t.Context(), c[0], c[1], r.Namespace)
 		if err == nil {
-			if left.ClusterID != "a" || left.ClusterSetID != "prod" || !left.Already {
+			if left.ClusterID != "a" || left.ClusterSetID != "prod" || !left.AlreadyLeft {
 				t.Errorf("left: %+v", left)
 			}
 			break
@@ -327,6 +328,7 @@ func TestLeave_L49(t *testing.T) {
 	if diff := cmp.Diff(want, contents(t, member, r.Namespace, "leave-demo", "leave-inner")); diff != "" {
 		t.Errorf("in the member (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "L49")
 	if err := member.Get(t.Context(), client.ObjectKeyFromObject(exported), exported); err != nil {
 		t.Fatal(err)
 	}
@@ -385,7 +387,7 @@ func TestForceLeave(t *testing.T) {
 		t.Errorf("nobody left: %v", err)
 	}
 	left, err := ForceLeave(t.Context(), asAdmin, ns, "a")
-	if err != nil || left.Already || left.Exports != 1 || left.Aggregates != 1 {
+	if err != nil || left.AlreadyLeft || left.Exports != 1 || left.Aggregates != 1 {
 		t.Fatalf("left: %+v, %v", left, err)
 	}
 	want := []string{"Member force/a left", "RoleBinding force/isthmus-join", "ServiceAccount force/isthmus-join"}
@@ -397,12 +399,12 @@ func TestForceLeave(t *testing.T) {
 	if _, err := reserve(t, asAdmin, "another", request(info, "a", 1)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openAccount(t.Context(), asAdmin, ns, "a"); err != nil {
+	if _, err := ensureAccount(t.Context(), asAdmin, ns, "a"); err != nil {
 		t.Fatal(err)
 	}
 	before := contents(t, asAdmin, ns)
 	left, err = Leave(t.Context(), asAdmin, member, r.Namespace)
-	if err != nil || len(left.Notes) != 1 || !strings.Contains(left.Notes[0], "another cluster is member a by now, so nothing was changed on the broker") {
+	if err != nil || len(left.Notes) != 1 || !strings.Contains(left.Notes[0], "another cluster is member a now, so the broker was not changed") {
 		t.Errorf("left: %+v, %v", left, err)
 	}
 	if diff := cmp.Diff(before, contents(t, asAdmin, ns)); diff != "" {
@@ -442,9 +444,9 @@ func TestTombstones(t *testing.T) {
 	}
 }
 
-// TestInheritedBlock_L33: when the member that gave a ClusterSetIP has left, its block is free for another one,
+// TestInheritedBlock: when the member that gave a ClusterSetIP has left, its block is free for another one,
 // the address stays with the Service, and everybody can see that it is taken.
-func TestInheritedBlock_L33(t *testing.T) {
+func TestInheritedBlock(t *testing.T) {
 	const ns = "inherit"
 	info, asAdmin := deploy(t, Broker{Namespace: ns, Ranges: cidrs("243.0.0.0/15")})
 	a, b := clusterset.ClusterID("a"), clusterset.ClusterID("b")
@@ -484,6 +486,7 @@ func TestInheritedBlock_L33(t *testing.T) {
 	if err != nil || slices.Contains(got, parsedAggregate.IPs[0]) {
 		t.Errorf("the next Service gets %v, %v", got, err)
 	}
+	conformance.Holds(t, "L33")
 
 	// A new cluster under the id a could not have the old block, so that its own words would contradict it.
 	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); err == nil {
@@ -493,7 +496,7 @@ func TestInheritedBlock_L33(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, asAdmin, ns, "kept", "243.0.0.9", []clusterset.ClusterID{"c"}, []clusterset.ClusterID{"c"}) // says that a allocated it
-	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); !errors.Is(err, ErrIDTaken) || !strings.Contains(err.Error(), "an earlier member a gave ClusterSetIPs that are in use, to demo/kept") {
+	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); !errors.Is(err, ErrIDTaken) || !strings.Contains(err.Error(), "a former member a allocated ClusterSetIPs that are in use, to demo/kept") {
 		t.Errorf("a joined: %v", err)
 	}
 	if d, err := reserve(t, asAdmin, "another", request(info, "d", 4)); err != nil || firstBlock(d) != "243.1.0.0/16" {

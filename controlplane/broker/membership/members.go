@@ -16,16 +16,16 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// Registered is a member as the broker knows it.
+// Registered is a member as registered on the broker.
 type Registered struct {
 	Spec v1alpha1.MemberSpec
-	// Seen is when the member last renewed its Lease; zero if it never did.
+	// Seen is the last renewal of the member's Lease; zero without one.
 	Seen time.Time
-	// Revoked says that it may write nothing on the broker.
+	// Revoked means that the member may not write to the broker.
 	Revoked bool
 }
 
-// List returns the members that the broker in namespace knows, those that have left lately among them, by id.
+// List returns the members of the broker in namespace, and those that left recently, sorted by id.
 func List(ctx context.Context, broker client.Client, namespace string) ([]Registered, error) {
 	config, err := readConfig(ctx, broker, namespace)
 	if err != nil {
@@ -54,16 +54,14 @@ func List(ctx context.Context, broker client.Client, namespace string) ([]Regist
 	return list, nil
 }
 
-// Set changes what is registered for member id: each kind of addresses that is not nil, and for each block its
-// family's. It refuses addresses that overlap others (ErrOverlap), and blocks without the ClusterSetIPs that
-// the member has given to Services. It returns the registration as it stands now. Nobody under that id is
-// ErrNoMember.
+// Set changes the registration of member id: each kind of addresses that is not nil, and the block of each family in blocks.
+// It refuses addresses that overlap others (ErrOverlap), and blocks that exclude ClusterSetIPs which the member has
+// allocated. It returns the new registration. An unknown id is ErrNoMember.
 //
-// The other members go by the new addresses at once. The member itself takes new blocks over when it joins
-// again.
+// The other members use the new addresses at once. The member itself uses new blocks after it joins again.
 func Set(ctx context.Context, broker client.Client, namespace, id string, addresses Addresses, blocks []netip.Prefix) (*v1alpha1.Member, error) {
-	return register(ctx, broker, namespace, id, func(l *ledger) (*v1alpha1.Member, error) {
-		own := l.own(id)
+	return register(ctx, broker, namespace, id, func(all *reservations) (*v1alpha1.Member, error) {
+		own := all.own(id)
 		if own == nil || !own.registered {
 			_, err := readMember(ctx, broker, namespace, id)
 			if err == nil {
@@ -91,12 +89,12 @@ func Set(ctx context.Context, broker client.Client, namespace, id string, addres
 		if len(spec.PodCIDRs) == 0 {
 			return nil, errors.New("a member needs a pod CIDR; give --pod-cidr")
 		}
-		others := l.others(id)
-		if _, err := checkAddresses(spec, parsed(l.config.Spec.ClusterSetIPCIDRRange), others); err != nil {
+		others := all.others(id)
+		if _, err := checkAddresses(spec, parsed(all.config.Spec.ClusterSetIPCIDRRange), others); err != nil {
 			return nil, err
 		}
 		if len(blocks) > 0 {
-			chosen, err := chooseBlocks(l.config.Spec, blocks, parsed(spec.ClusterSetIPCIDR), others)
+			chosen, err := chooseBlocks(all.config.Spec, blocks, parsed(spec.ClusterSetIPCIDR), others)
 			if err != nil {
 				return nil, err
 			}
@@ -106,7 +104,7 @@ func Set(ctx context.Context, broker client.Client, namespace, id string, addres
 				return nil, err
 			}
 			if len(held) > 0 {
-				return nil, fmt.Errorf("member %s has given addresses outside of %s, to %s; unexport these everywhere first", id, strings.Join(spec.ClusterSetIPCIDR, ", "), admin.Some(held))
+				return nil, fmt.Errorf("member %s has allocated addresses outside of %s, to %s; unexport these in every cluster first", id, strings.Join(spec.ClusterSetIPCIDR, ", "), admin.Some(held))
 			}
 		}
 		given = slices.DeleteFunc(given, func(s string) bool { return s == "" })

@@ -64,8 +64,8 @@ func TestSet(t *testing.T) {
 		"no pods":               {"a", Addresses{Pods: []netip.Prefix{}}, nil, nil, "a member needs a pod CIDR; give --pod-cidr"},
 		"a block of another":    {"a", Addresses{}, cidrs("243.1.0.0/17"), ErrOverlap, "block 243.1.0.0/16 of member b"},
 		"a block elsewhere":     {"a", Addresses{}, cidrs("10.0.0.0/16"), nil, "lies outside of the ClusterSet's ranges"},
-		"a block without a VIP": {"a", Addresses{}, cidrs("243.8.0.0/16"), nil, "member a has given addresses outside of 243.8.0.0/16, fd00:1:2::/64, to demo/hello; unexport these everywhere first"},
-		"nobody":                {"c", Addresses{Pods: cidrs("10.3.0.0/16")}, nil, ErrNoMember, "no such member: c; there are a, b"},
+		"a block without a VIP": {"a", Addresses{}, cidrs("243.8.0.0/16"), nil, "member a has allocated addresses outside of 243.8.0.0/16, fd00:1:2::/64, to demo/hello; unexport these in every cluster first"},
+		"nobody":                {"c", Addresses{Pods: cidrs("10.3.0.0/16")}, nil, ErrNoMember, "no such member: c; the members are a, b"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := state(t, asAdmin, ns)

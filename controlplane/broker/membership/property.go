@@ -16,10 +16,10 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// propertyPolicy is the admission policy in a member, and its binding, that keeps its ClusterProperties.
+// propertyPolicy is the admission policy in a member, and its binding, that protects its ClusterProperties.
 const propertyPolicy = "isthmus-clusterproperties"
 
-// property returns the value of a ClusterProperty, "" when there is none or no such kind.
+// property returns the value of a ClusterProperty, "" without one or without the kind.
 func property(ctx context.Context, c client.Client, name string) (string, error) {
 	p := &about.ClusterProperty{}
 	err := c.Get(ctx, client.ObjectKey{Name: name}, p)
@@ -29,8 +29,8 @@ func property(ctx context.Context, c client.Client, name string) (string, error)
 	return p.Spec.Value, nil
 }
 
-// identify returns the id by which the cluster behind member joins: the one that is asked for, or what the
-// cluster says of itself. It refuses a cluster that says something else, of its id or of its ClusterSet.
+// identify returns the id with which the cluster behind member joins: the requested one, or its ClusterProperty. It refuses
+// a cluster whose ClusterProperties name another id or another ClusterSet.
 func identify(ctx context.Context, member client.Client, asked clusterset.ClusterID, clusterSet string) (clusterset.ClusterID, error) {
 	said, err := property(ctx, member, about.ClusterID)
 	if err != nil {
@@ -39,26 +39,26 @@ func identify(ctx context.Context, member client.Client, asked clusterset.Cluste
 	id := asked
 	switch {
 	case said == "" && asked == "":
-		return "", fmt.Errorf("this cluster has no id: it has no ClusterProperty %s; give it one by --clusterid that no other member has, such as its region", about.ClusterID)
+		return "", fmt.Errorf("this cluster has no id: it has no ClusterProperty %s; give it a unique id with --clusterid, such as its region", about.ClusterID)
 	case asked == "":
 		if id = clusterset.ClusterID(said); id.Validate() != nil {
-			return "", fmt.Errorf("ClusterProperty %s of this cluster is no id of a member: %w", about.ClusterID, id.Validate())
+			return "", fmt.Errorf("ClusterProperty %s of this cluster is not a valid id: %w", about.ClusterID, id.Validate())
 		}
 	case said != "" && said != string(asked):
-		return "", fmt.Errorf("ClusterProperty %s says that this cluster is %s, --clusterid says %s; join as %s, or change the property first", about.ClusterID, said, asked, said)
+		return "", fmt.Errorf("ClusterProperty %s of this cluster is %s, but --clusterid is %s; join as %s, or change the property first", about.ClusterID, said, asked, said)
 	}
 	belongs, err := property(ctx, member, about.ClusterSet)
 	if err != nil {
 		return "", err
 	}
 	if belongs != "" && belongs != clusterSet {
-		return "", fmt.Errorf("ClusterProperty %s says that this cluster belongs to ClusterSet %s; let it leave that before it joins %s", about.ClusterSet, belongs, clusterSet)
+		return "", fmt.Errorf("ClusterProperty %s of this cluster names ClusterSet %s; let it leave that before it joins %s", about.ClusterSet, belongs, clusterSet)
 	}
 	return id, id.Validate()
 }
 
-// setProperties makes the cluster say who it is and where it belongs, and keeps it so by an admission policy.
-// An id that the cluster had before is not ours and stays as it is.
+// setProperties writes the cluster's id and ClusterSet as ClusterProperties, and protects them by an admission policy. It
+// keeps an id that the cluster had before.
 func setProperties(ctx context.Context, member client.Client, spec v1alpha1.MemberSpec) (notes []string, err error) {
 	said, err := property(ctx, member, about.ClusterID)
 	if err != nil {
@@ -69,11 +69,11 @@ func setProperties(ctx context.Context, member client.Client, spec v1alpha1.Memb
 		wanted = append(wanted, clusterProperty(about.ClusterID, spec.ClusterID))
 	}
 	wanted = append(wanted, clusterProperty(about.ClusterSet, spec.ClusterSetID))
-	policy, binding := keepProperties()
+	policy, binding := propertyPolicies()
 	for _, obj := range append(wanted, policy, binding) {
 		err := admin.Apply(ctx, member, obj)
 		if meta.IsNoMatchError(err) && (obj == policy || obj == binding) {
-			return []string{"this cluster's Kubernetes knows no ValidatingAdmissionPolicy, so nothing keeps its ClusterProperties from being changed; it came with 1.30"}, nil
+			return []string{"this cluster's Kubernetes has no ValidatingAdmissionPolicy (since 1.30), so its ClusterProperties are not protected"}, nil
 		}
 		if err != nil {
 			return nil, err
@@ -89,9 +89,9 @@ func clusterProperty(name, value string) *about.ClusterProperty {
 	}
 }
 
-// keepProperties returns the policy by which both properties stay what they are for as long as the cluster is
-// a member (KEP-2149), and its binding.
-func keepProperties() (policy, binding client.Object) {
+// propertyPolicies returns the policy that makes both properties immutable while the cluster is a member (KEP-2149), and its
+// binding.
+func propertyPolicies() (policy, binding client.Object) {
 	fail := admissionv1.Fail
 	kind := admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
 		Operations: []admissionv1.OperationType{admissionv1.Update, admissionv1.Delete},
@@ -107,7 +107,7 @@ func keepProperties() (policy, binding client.Object) {
 			}},
 			Validations: []admissionv1.Validation{{
 				Expression: `request.operation == "UPDATE" && object.spec.value == oldObject.spec.value`,
-				Message:    "this cluster is a member of a ClusterSet, and its id and the ClusterSet's stay as they are until it has left by isthmusctl leave",
+				Message:    "this cluster is a member of a ClusterSet, so its id and ClusterSet cannot change before isthmusctl leave",
 			}},
 		},
 	}
@@ -121,10 +121,10 @@ func keepProperties() (policy, binding client.Object) {
 	return policy, binding
 }
 
-// clearProperties takes back what setProperties wrote. The API server may hold on to a policy for a moment
-// after it was deleted.
+// clearProperties deletes the objects of setProperties. The API server may enforce a policy for a moment after its
+// deletion.
 func clearProperties(ctx context.Context, member client.Client) error {
-	policy, binding := keepProperties()
+	policy, binding := propertyPolicies()
 	for _, obj := range []client.Object{binding, policy} {
 		if err := admin.DeleteOwn(ctx, member, obj); err != nil {
 			return err

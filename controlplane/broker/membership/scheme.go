@@ -14,8 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// NewScheme returns the kinds that clients given to this package must know, and those of package bootstrap, so that
-// one client serves both.
+// NewScheme returns a scheme with the kinds that this package and federation/bootstrap need, so that one client serves both.
 func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	err := errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s),

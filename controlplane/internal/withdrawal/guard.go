@@ -50,6 +50,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 )
 
@@ -155,7 +156,7 @@ type Hold struct {
 // timer. Until Run runs, it judges nothing and keeps everything.
 type Guard[K comparable] struct {
 	cfg  Config[K]
-	wake chan struct{} // holds a token while Run has work
+	wake signal.Signal // Run has work
 
 	mu      sync.Mutex
 	sources map[clusterset.ClusterID]*source[K]
@@ -184,7 +185,7 @@ func New[K comparable](cfg Config[K]) *Guard[K] {
 	}
 	return &Guard[K]{
 		cfg:     cfg,
-		wake:    make(chan struct{}, 1),
+		wake:    signal.New(),
 		sources: map[clusterset.ClusterID]*source[K]{},
 		freed:   map[clusterset.ClusterID]map[K]struct{}{},
 	}
@@ -231,7 +232,7 @@ func (g *Guard[K]) lose(id clusterset.ClusterID, key K, grace time.Duration) {
 	defer g.mu.Unlock()
 	now := time.Now()
 	if s := g.sources[id]; s != nil && s.lose(key, now, now.Add(grace)) {
-		g.wakeRun()
+		g.wake.Notify()
 	}
 }
 
@@ -277,7 +278,7 @@ func (g *Guard[K]) Forget(id clusterset.ClusterID) {
 	}
 	g.freeAll(id, s, func(l loss) bool { return l.fate != accepted })
 	delete(g.sources, id)
-	g.wakeRun() // the gauge
+	g.wake.Notify() // the gauge
 }
 
 // Holds returns the current holds, sorted by source.
@@ -300,7 +301,7 @@ func (g *Guard[K]) endIfEmpty(id clusterset.ClusterID, s *source[K]) {
 		return
 	}
 	if s.count[held] > 0 {
-		g.wakeRun() // the gauge
+		g.wake.Notify() // the gauge
 		return
 	}
 	g.decide(Decision{Source: id, Outcome: Resolved, Of: s.hold.of, Since: s.hold.since})
@@ -314,12 +315,12 @@ func (g *Guard[K]) free(id clusterset.ClusterID, key K) {
 		g.freed[id] = map[K]struct{}{}
 	}
 	g.freed[id][key] = struct{}{}
-	g.wakeRun()
+	g.wake.Notify()
 }
 
 func (g *Guard[K]) decide(d Decision) {
 	g.decided = append(g.decided, d)
-	g.wakeRun()
+	g.wake.Notify()
 }
 
 // freeAll frees the lost keys of a source that match, and returns how many. It does not change s.
@@ -334,13 +335,6 @@ func (g *Guard[K]) freeAll(id clusterset.ClusterID, s *source[K], match func(los
 	return n
 }
 
-func (g *Guard[K]) wakeRun() {
-	select {
-	case g.wake <- struct{}{}:
-	default: // there is a token already
-	}
-}
-
 // Run judges steps until ctx ends, then returns nil. Its goroutine alone calls Changed and Decided, one at a time,
 // without a lock, Changed before Decided. Run also runs on a standby replica: otherwise a new leader would judge all
 // that vanished since it started as one step.
@@ -353,7 +347,7 @@ func (g *Guard[K]) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-g.wake:
+		case <-g.wake.C():
 		case <-timer.C:
 		}
 		freed, decided, holding, next := g.judge(time.Now())

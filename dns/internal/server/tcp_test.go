@@ -111,7 +111,7 @@ func TestTenThousandConnections(t *testing.T) {
 	for _, conn := range conns {
 		_ = conn.Close()
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for s.conns.count() > 1 && time.Now().Before(deadline) {
 		_ = dial(t, "tcp", s).Close()
 	}
@@ -130,7 +130,7 @@ func TestConnectionsEach(t *testing.T) {
 	for range 3 {
 		exchange(t, dial(t, "tcp", s), query)
 	}
-	closedWithin(t, dial(t, "tcp", s), 5*time.Second)
+	closedWithin(t, dial(t, "tcp", s), time.Minute)
 	other := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.2:0"))}
 	conn, err := other.DialContext(t.Context(), "tcp", s.Addrs()[0].String())
 	if err != nil {

@@ -160,7 +160,7 @@ func (c contract) floatingIPs(t *testing.T) {
 	}
 	want.Port, want.Fixed = "", netip.Addr{}
 	if got, err := c.mine.FloatingIPs(ctx); err != nil || !slices.Equal(got, []openstack.FloatingIP{want}) {
-		t.Errorf("with its port gone %+v, %v, want %+v", got, err, want)
+		t.Errorf("with its port deleted %+v, %v, want %+v", got, err, want)
 	}
 	if err := c.mine.AssociateFloatingIP(ctx, f.ID, "", netip.Addr{}); err != nil {
 		t.Errorf("disassociate a floating IP without a port: %v", err)

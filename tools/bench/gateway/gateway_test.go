@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The bars are those that are promised: half a second until traffic goes on, and nothing lost where nobody died.
+// The bars match the promise: traffic continues within half a second, and planned work loses nothing.
 func TestRows(t *testing.T) {
 	t.Parallel()
 	ms := time.Millisecond

@@ -8,8 +8,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 )
 
-// What is promised of a group: no connection breaks, and a change takes 50 ms at most; and of a Service, that it answers within
-// 5 s.
+// The bars match the promise: no connection breaks, a change takes 50 ms at most, and a Service answers within 5 s.
 func TestGroupRows(t *testing.T) {
 	t.Parallel()
 	ms := time.Millisecond
@@ -47,7 +46,7 @@ func TestGroupRows(t *testing.T) {
 	}
 }
 
-// The state that is changed has as many VIPs as its row says, and is one that a gateway takes.
+// The changed state has as many VIPs as its row says, and is valid.
 func TestManyVIPs(t *testing.T) {
 	t.Parallel()
 	s := desired.State{Cluster: "bench", Group: "bench", Balancer: desired.EBPF, VIPs: manyVIPs(), BGP: speaker(0)}

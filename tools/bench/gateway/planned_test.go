@@ -6,7 +6,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// The bars are those that are promised: nothing is lost, and nothing breaks.
+// The bars match the promise: no request is lost, and no connection breaks.
 func TestPlannedRows(t *testing.T) {
 	t.Parallel()
 	seen := func(lost, broken int) map[desired.Balancer]*disturbed {

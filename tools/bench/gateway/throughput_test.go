@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Each of our balancers is held against the rules by hand of the same turn.
+// Each balancer is compared with the hand-written rules of the same turn.
 func TestBalancerRows(t *testing.T) {
 	seen := throughput{byHand: {}, withNFT: {}, withEBPF: {}, withXDP: {}}
 	for _, k := range kinds {

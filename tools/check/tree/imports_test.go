@@ -161,7 +161,7 @@ var rules = map[string]rule{
 		who: []string{"controlplane/federation/..."}, ban: []string{"controlplane/broker/...", "controlplane/workloads/...", "controlplane/view"},
 		why: "a Federation runs without a broker; shared code stands in controlplane/internal",
 	},
-	"workloads need neither a broker nor a federation": {
+	"workloads do not know the others": {
 		who: []string{"controlplane/workloads/..."}, ban: []string{"controlplane/broker/...", "controlplane/federation/...", "controlplane/view"},
 		why: "Services of machines outside of the clusters work without a broker and without a Federation",
 	},
@@ -184,11 +184,9 @@ var rules = map[string]rule{
 		why: "evidence of dead members is judged without regard to their exports",
 	},
 	"reconcilers of a federation write through its engine": {
-		who:    []string{"controlplane/federation/..."},
-		except: []string{"controlplane/federation", "controlplane/federation/engine", "controlplane/federation/bootstrap", "controlplane/federation/internal/...", "controlplane/federation/reconcile/reconciletest"},
-		ban:    []string{"controlplane/federation/internal/...", "controlplane/internal/kube/..."},
-		allow:  []string{"controlplane/internal/kube/objectcache", "controlplane/internal/kube/slicesync"}, // neither writes
-		why:    "every write of a leader carries its epoch; a reconciler with a client of its own could write after its term",
+		who: []string{"controlplane/federation/reconcile", "controlplane/federation/policies", "controlplane/federation/services/..."},
+		ban: []string{"controlplane/federation/internal/...", "controlplane/federation/engine", "controlplane/internal/kube/admin", "controlplane/internal/kube/apply"},
+		why: "every write of a leader carries its epoch; a reconciler with a writer of its own could write after its term",
 	},
 	"a federation's engine does not know its reconcilers": {
 		who: []string{"controlplane/federation/engine", "controlplane/federation/reconcile", "controlplane/federation/internal/..."},

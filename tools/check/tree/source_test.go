@@ -72,7 +72,7 @@ func TestPackageNames(t *testing.T) {
 	if err != nil {
 		t.Fatalf("list packages: %v", err)
 	}
-	empty := []string{"util", "utils", "common", "helper", "helpers", "manager", "data", "info", "process", "handle", "misc"}
+	empty := []string{"util", "utils", "common", "helper", "helpers", "manager", "data", "info", "handle", "misc"}
 	for _, p := range all {
 		if slices.Contains(empty, p.Name) {
 			t.Errorf("%s: a package named %s does not describe its content", p.ImportPath, p.Name)

@@ -38,8 +38,6 @@ type Line struct {
 	Kind string `json:"kind,omitempty"`
 	// Switch names the setting under which the line holds, where settings change the behaviour.
 	Switch string `json:"switch,omitempty"`
-	// Tests names further tests that show the line. It goes when every test has its marks.
-	Tests []string `json:"tests,omitempty"`
 	// See names lines that say the same and have the tests. Those lines refer to no others.
 	See []string `json:"see,omitempty"`
 	// Outside says why the line asks nothing of Isthmus.
@@ -61,11 +59,7 @@ func Page(root string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	named, err := namedMarks(root, chapters)
-	if err != nil {
-		return nil, err
-	}
-	if err := link(chapters, append(marks, named...)); err != nil {
+	if err := link(chapters, marks); err != nil {
 		return nil, err
 	}
 	return page(chapters), nil

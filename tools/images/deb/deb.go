@@ -1,4 +1,4 @@
-// Package program puts a program of a Debian package into an image, with the shared libraries that it needs and nothing else:
+// Package deb puts a program of a Debian package into an image, with the shared libraries that it needs and nothing else:
 // no shell, no package manager.
 //
 // In: packages and the path of a program in one of them. Out: the program, its loader and its libraries in a layer.

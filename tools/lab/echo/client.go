@@ -26,6 +26,7 @@ const defaultTimeout = 5 * time.Second
 // Client makes new connections, one request each, unless it keeps them.
 type Client struct {
 	Connections   int
+	Minimum       int // connections that are made even when the duration is over or the run is interrupted
 	Duration      time.Duration
 	Concurrency   int
 	Rate          float64 // connections a second at most; 0: as fast as they go
@@ -84,6 +85,9 @@ func (c *Client) Validate() error {
 	if c.Connections <= 0 && c.Duration <= 0 {
 		errs = append(errs, errors.New("give --connections or --duration: a run must end"))
 	}
+	if c.Minimum < 0 || c.Connections > 0 && c.Minimum > c.Connections {
+		errs = append(errs, errors.New("--minimum is from 0 to --connections"))
+	}
 	if c.Concurrency < 1 {
 		errs = append(errs, errors.New("--concurrency is at least 1"))
 	}
@@ -102,82 +106,125 @@ func (c *Client) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Run makes the connections and returns when all are done, the duration is over, or ctx
-// ends. Connections that are under way then are finished.
+// Run makes the connections. It returns when all are done, or after the duration or the end of ctx, once Minimum are done.
+// Connections that are under way then are finished.
 func (c *Client) Run(ctx context.Context) Report {
 	if c.Duration > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, c.Duration)
 		defer cancel()
 	}
-	r := Report{Errors: map[string]int{}, Backends: map[string]int{}, Peers: map[string]int{}, LastAnswer: map[string]time.Time{}}
 	if c.Hold {
 		c.held = &heldConn{dial: c.dial}
 		defer c.held.close()
 	}
-	var (
-		mu      sync.Mutex // guards r and took
-		took    []time.Duration
-		started atomic.Int64
-		workers sync.WaitGroup
-	)
+	r := newRun(c)
+	pace, stop := c.pacer()
+	defer stop()
+	var workers sync.WaitGroup
 	began := time.Now()
-	pace := func() {}
-	if c.Rate > 0 {
-		ticker := time.NewTicker(time.Duration(float64(time.Second) / c.Rate))
-		defer ticker.Stop()
-		pace = func() {
-			select {
-			case <-ticker.C:
-			case <-ctx.Done():
-			}
-		}
-	}
 	for range c.Concurrency {
-		workers.Go(func() {
-			var kept net.Conn
-			defer func() {
-				if kept != nil {
-					_ = kept.Close()
-				}
-			}()
-			for ctx.Err() == nil && (c.Connections == 0 || started.Add(1) <= int64(c.Connections)) {
-				pace()
-				start := time.Now()
-				answer, peer, err := c.once(context.WithoutCancel(ctx), &kept)
-				elapsed := time.Since(start)
-				mu.Lock()
-				r.Connections++
-				if peer.IsValid() {
-					r.Peers[peer.String()]++
-				}
-				if err != nil {
-					r.Failures++
-					r.Errors[reason(err)]++
-					if r.FirstFailure.IsZero() || start.Before(r.FirstFailure) {
-						r.FirstFailure = start
-					}
-					if start.After(r.LastFailure) {
-						r.LastFailure = start
-					}
-				} else {
-					from := backend(answer)
-					if len(r.Backends) == 0 && c.First != nil {
-						c.First(from)
-					}
-					r.Backends[from]++
-					r.LastAnswer[from] = time.Now()
-					took = append(took, elapsed)
-				}
-				mu.Unlock()
-			}
-		})
+		workers.Go(func() { r.work(ctx, pace) })
 	}
 	workers.Wait()
-	r.Seconds = time.Since(began).Seconds()
-	slices.Sort(took)
-	r.P50Ms, r.P99Ms = percentile(took, 0.50), percentile(took, 0.99)
-	return r
+	return r.result(time.Since(began))
+}
+
+// pacer returns a function that waits until the next connection may begin.
+func (c *Client) pacer() (pace func(ctx context.Context), stop func()) {
+	if c.Rate <= 0 {
+		return func(context.Context) {}, func() {}
+	}
+	ticker := time.NewTicker(time.Duration(float64(time.Second) / c.Rate))
+	return func(ctx context.Context) {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+		}
+	}, ticker.Stop
+}
+
+// run is one run of a client.
+type run struct {
+	client  *Client
+	started atomic.Int64 // connections
+
+	mu     sync.Mutex // guards what follows
+	report Report
+	took   []time.Duration // by the connections that succeeded
+}
+
+func newRun(c *Client) *run {
+	return &run{client: c, report: Report{
+		Errors: map[string]int{}, Backends: map[string]int{}, Peers: map[string]int{}, LastAnswer: map[string]time.Time{},
+	}}
+}
+
+// work makes one connection after the other.
+func (r *run) work(ctx context.Context, pace func(context.Context)) {
+	var kept net.Conn
+	defer func() {
+		if kept != nil {
+			_ = kept.Close()
+		}
+	}()
+	lasting := context.WithoutCancel(ctx)
+	for r.next(ctx) {
+		if ctx.Err() != nil {
+			pace(lasting) // the minimum keeps the rate
+		} else {
+			pace(ctx)
+		}
+		start := time.Now()
+		answer, peer, err := r.client.once(lasting, &kept)
+		r.note(start, answer, peer, err)
+	}
+}
+
+// next reports whether another connection is to be made.
+func (r *run) next(ctx context.Context) bool {
+	if ctx.Err() != nil && r.started.Load() >= int64(r.client.Minimum) {
+		return false
+	}
+	n := r.started.Add(1)
+	return r.client.Connections == 0 || n <= int64(r.client.Connections)
+}
+
+// note adds the outcome of one connection to the report.
+func (r *run) note(start time.Time, answer string, peer netip.AddrPort, err error) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.Connections++
+	if peer.IsValid() {
+		r.report.Peers[peer.String()]++
+	}
+	if err != nil {
+		r.report.Failures++
+		r.report.Errors[reason(err)]++
+		if r.report.FirstFailure.IsZero() || start.Before(r.report.FirstFailure) {
+			r.report.FirstFailure = start
+		}
+		if start.After(r.report.LastFailure) {
+			r.report.LastFailure = start
+		}
+		return
+	}
+	from := backend(answer)
+	if len(r.report.Backends) == 0 && r.client.First != nil {
+		r.client.First(from)
+	}
+	r.report.Backends[from]++
+	r.report.LastAnswer[from] = now
+	r.took = append(r.took, now.Sub(start))
+}
+
+// result completes the report. All workers must have ended.
+func (r *run) result(elapsed time.Duration) Report {
+	slices.Sort(r.took)
+	r.report.Seconds = elapsed.Seconds()
+	r.report.P50Ms, r.report.P99Ms = percentile(r.took, 0.50), percentile(r.took, 0.99)
+	return r.report
 }
 
 // once makes one connection, or uses the kept one, and returns the line that came back and the peer's address.

@@ -120,7 +120,7 @@ func awaitServer(t *testing.T, c Client) {
 	c.Connections, c.Concurrency = 1, 1
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(5 * time.Second); c.Run(t.Context()).Failures > 0; <-tick.C {
+	for deadline := time.Now().Add(time.Minute); c.Run(t.Context()).Failures > 0; <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatal("the server does not answer")
 		}
@@ -256,5 +256,17 @@ func TestInterruptedConnect(t *testing.T) {
 				t.Errorf("have %v, want %v", err, tc.want)
 			}
 		})
+	}
+}
+
+// A run whose time is over still makes the minimum of connections.
+func TestMinimum(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, minimum := range []int{0, 7} {
+		c := Client{TCP: freePort(t), Duration: time.Hour, Minimum: minimum, Concurrency: 1, Rate: 1000, Timeout: time.Minute}
+		if r := c.Run(ended); r.Connections != minimum || r.Errors["connection refused"] != minimum {
+			t.Errorf("minimum %d: %d connections, errors %v", minimum, r.Connections, r.Errors)
+		}
 	}
 }

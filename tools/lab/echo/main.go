@@ -81,6 +81,7 @@ func clientCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().IntVar(&c.Connections, "connections", 0, "how many connections to make (0: as many as fit the duration)")
+	cmd.Flags().IntVar(&c.Minimum, "minimum", 0, "make at least this many connections, also after --duration or an interrupt")
 	cmd.Flags().DurationVar(&c.Duration, "duration", 0, "stop after this time (0: when all connections are made)")
 	cmd.Flags().IntVar(&c.Concurrency, "concurrency", 1, "connections at the same time")
 	cmd.Flags().Float64Var(&c.Rate, "rate", 0, "connections a second at most (0: as fast as they go)")

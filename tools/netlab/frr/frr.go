@@ -4,6 +4,7 @@ package frr
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,6 +50,8 @@ type Peer struct {
 	Password string
 	// BFDMillis is the interval of BFD packets, of which three may be lost; 0: no BFD.
 	BFDMillis int
+	// Hold is the hold time that the router proposes, 9 s by default. The shorter one of both ends counts.
+	Hold time.Duration
 }
 
 // Router is a running router. The caller closes it.
@@ -63,6 +66,9 @@ type daemon struct {
 	cmd   *exec.Cmd
 	ended chan struct{}
 }
+
+// defaultHold is the hold time of a Peer that names none.
+const defaultHold = 9 * time.Second
 
 const (
 	timeout = 20 * time.Second
@@ -199,7 +205,8 @@ func (c Config) bgp() string {
 	line(" no bgp network import-check")
 	for _, p := range c.Peers {
 		line(" neighbor %s remote-as %d", p.Addr, p.ASN)
-		line(" neighbor %s timers 3 9", p.Addr)
+		hold := cmp.Or(p.Hold, defaultHold)
+		line(" neighbor %s timers %.0f %.0f", p.Addr, hold.Seconds()/3, hold.Seconds())
 		line(" neighbor %s passive", p.Addr)
 		line(" neighbor %s graceful-restart-helper", p.Addr)
 		if p.Password != "" {

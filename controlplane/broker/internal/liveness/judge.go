@@ -192,7 +192,7 @@ func (t *Tracker) queryEvidence(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-		case <-t.newlyStale:
+		case <-t.newlyStale.C():
 		}
 		now := time.Now()
 		t.ask(ctx, t.dueForEvidence(now), now)

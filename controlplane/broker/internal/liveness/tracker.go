@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
 // State is the liveness of another member as this one sees it.
@@ -106,8 +107,8 @@ type Config struct {
 // within one Stale all stay, until an administrator removes them.
 type Tracker struct {
 	cfg        Config
-	changes    chan struct{} // holds a token while changed has members
-	newlyStale chan struct{} // holds a token after a member became stale
+	changes    signal.Signal // changed has members
+	newlyStale signal.Signal // a member became stale
 
 	mu        sync.Mutex
 	own       own
@@ -159,8 +160,8 @@ func NewTracker(cfg Config) *Tracker {
 	}
 	return &Tracker{
 		cfg:        cfg,
-		changes:    make(chan struct{}, 1),
-		newlyStale: make(chan struct{}, 1),
+		changes:    signal.New(),
+		newlyStale: signal.New(),
 		own:        own{startedAt: time.Now()},
 		members:    map[clusterset.ClusterID]*member{},
 		changed:    map[clusterset.ClusterID]struct{}{},
@@ -336,7 +337,7 @@ func (t *Tracker) setState(id clusterset.ClusterID, m *member, to State, now tim
 		log.Info("member is live", "was", from.String())
 	case Stale:
 		log.Warn("member does not renew its lease; its endpoints stay while they may still answer", "silence", t.own.seenAt.Sub(m.silentSince).Round(time.Millisecond))
-		wake(t.newlyStale)
+		t.newlyStale.Notify()
 	case Unproven:
 		log.Info("member renews its lease again; it died before, so its endpoints return only after it has renewed for a while",
 			"deaths", m.deaths, "damping", t.damping(m.deaths))
@@ -348,15 +349,7 @@ func (t *Tracker) setState(id clusterset.ClusterID, m *member, to State, now tim
 // notifyChanged queues a member whose Dead changed. t.mu is held.
 func (t *Tracker) notifyChanged(id clusterset.ClusterID) {
 	t.changed[id] = struct{}{}
-	wake(t.changes)
-}
-
-// wake puts a token into c, unless c has one.
-func wake(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	t.changes.Notify()
 }
 
 // NeedLeaderElection tells the manager that a standby judges too: when it takes over, it knows the dead members.
@@ -378,7 +371,7 @@ func (t *Tracker) deliver(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-t.changes:
+		case <-t.changes.C():
 		}
 		t.mu.Lock()
 		changed := t.changed

@@ -1,6 +1,6 @@
-// Package admin is what an administrator's commands do to API servers, whatever they are for: they write objects by
-// server-side apply, take back their own and nobody else's, bring definitions up to date ([PlanDefinitions]), make
-// tokens ([Token]) and wait until a server has acted. Everything in here may be done again, and finds what is done.
+// Package admin contains the operations that administrators' commands share: they write objects by server-side apply, delete
+// only objects of Isthmus, update definitions ([PlanDefinitions]), read tokens ([Token]) and wait for the API server. All
+// of them may be repeated.
 package admin
 
 import (
@@ -18,20 +18,20 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// FieldOwner is the field manager of what an administrator's commands write; the controllers have another one, so
-// neither takes fields from the other.
+// FieldOwner is the field manager of administrators' commands. The controllers have another one, so that neither takes
+// fields from the other.
 const FieldOwner = client.FieldOwner("isthmusctl")
 
-// Settle bounds every wait for a server to act on what was written.
+// Settle bounds every wait for the API server to act on a write.
 const Settle = 20 * time.Second
 
-// Ours returns the label by which Isthmus knows its own objects, the caller's to add to.
+// Ours returns a new map with the label that marks objects of Isthmus.
 func Ours() map[string]string { return map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy} }
 
-// IsAbsent reports whether err says that there is no such thing, or no such kind.
+// IsAbsent reports whether err means that an object or its kind does not exist.
 func IsAbsent(err error) bool { return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) }
 
-// Apply makes the fields set in obj so, and leaves all others alone. obj stays as it is.
+// Apply writes the fields that are set in obj, and no others. It does not change obj.
 func Apply(ctx context.Context, c client.Client, obj client.Object) error {
 	gvk, err := apiutil.GVKForObject(obj, c.Scheme())
 	if err != nil {
@@ -52,7 +52,7 @@ func Apply(ctx context.Context, c client.Client, obj client.Object) error {
 	return nil
 }
 
-// DeleteIfThere deletes obj. That there is no such object, or no such kind, is no error.
+// DeleteIfThere deletes obj. It succeeds if the object or its kind does not exist.
 func DeleteIfThere(ctx context.Context, c client.Client, obj client.Object, opts ...client.DeleteOption) error {
 	if err := c.Delete(ctx, obj, opts...); err != nil && !IsAbsent(err) {
 		return fmt.Errorf("delete %s %s: %w", kindOf(c, obj), client.ObjectKeyFromObject(obj), err)
@@ -60,7 +60,7 @@ func DeleteIfThere(ctx context.Context, c client.Client, obj client.Object, opts
 	return nil
 }
 
-// DeleteOwn deletes the object that obj names if it carries our label. Anybody else's stays, which is no error.
+// DeleteOwn deletes the object that obj names if it has Isthmus' label. It keeps any other object and succeeds.
 func DeleteOwn(ctx context.Context, c client.Client, obj client.Object) error {
 	err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 	switch {
@@ -83,12 +83,12 @@ func kindOf(c client.Client, obj client.Object) string {
 	return gvk.Kind
 }
 
-// Await asks done until it says so, fails, or Settle is over; then overdue is the error.
+// Await polls done until it returns true or an error. After Settle it returns an error with the message overdue.
 func Await(ctx context.Context, overdue string, done func() (bool, error)) error {
 	return AwaitFor(ctx, Settle, overdue, done)
 }
 
-// AwaitFor is Await with another limit.
+// AwaitFor is Await with limit instead of Settle.
 func AwaitFor(ctx context.Context, limit time.Duration, overdue string, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

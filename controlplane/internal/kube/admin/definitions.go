@@ -18,17 +18,17 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// ErrNewerDefinitions is of a cluster whose definitions a later version of Isthmus wrote.
+// ErrNewerDefinitions means that a cluster has definitions of a later Isthmus.
 var ErrNewerDefinitions = errors.New("the cluster has definitions of a later Isthmus")
 
-// Definitions is which definitions a cluster needs, and which of them have to be written.
+// Definitions are the definitions that a cluster needs, and those of them to write.
 type Definitions struct {
 	all, write []*apiextensionsv1.CustomResourceDefinition
 }
 
-// PlanDefinitions looks at the definitions of a cluster. One of the MCS API or of ClusterProperty stays if it is newer
-// than ours, or has all that ours has: others use it too. One of our own that is newer is an error
-// (ErrNewerDefinitions): what this version writes would take from objects what a later one has put there.
+// PlanDefinitions compares the definitions of a cluster with those of this build. A definition of the MCS API or of
+// ClusterProperty stays if it is newer, or has all fields of this build's: other software uses it too. A newer definition
+// of Isthmus is an error (ErrNewerDefinitions), because this version would drop the later one's fields from objects.
 func PlanDefinitions(ctx context.Context, c client.Reader) (Definitions, error) {
 	var plan Definitions
 	var err error
@@ -44,7 +44,7 @@ func PlanDefinitions(ctx context.Context, c client.Reader) (Definitions, error) 
 			return plan, fmt.Errorf("read CustomResourceDefinition %s: %w", crd.Name, err)
 		case own(crd.Spec.Group):
 			if more := crds.Lacks(crd, have); len(more) > 0 {
-				return plan, fmt.Errorf("%w: CustomResourceDefinition %s knows %s, which this isthmusctl does not; use the isthmusctl of that version",
+				return plan, fmt.Errorf("%w: CustomResourceDefinition %s has %s, which this isthmusctl does not know; use the isthmusctl of that version",
 					ErrNewerDefinitions, crd.Name, Some(more))
 			}
 		case newer(have, crd) || sameRelease(have, crd) && len(crds.Lacks(have, crd)) == 0:
@@ -55,7 +55,7 @@ func PlanDefinitions(ctx context.Context, c client.Reader) (Definitions, error) 
 	return plan, nil
 }
 
-// Apply writes the definitions and waits until all that are needed are served.
+// Apply writes the definitions and waits until the API server serves all needed ones.
 func (p Definitions) Apply(ctx context.Context, c client.Client) error {
 	for _, crd := range p.write {
 		if err := Apply(ctx, c, crd); err != nil {
@@ -63,7 +63,7 @@ func (p Definitions) Apply(ctx context.Context, c client.Client) error {
 		}
 	}
 	for _, crd := range p.all {
-		err := Await(ctx, fmt.Sprintf("the API server serves no %s; look at the conditions of CustomResourceDefinition %s", crd.Spec.Names.Plural, crd.Name),
+		err := Await(ctx, fmt.Sprintf("the API server does not serve %s; see the conditions of CustomResourceDefinition %s", crd.Spec.Names.Plural, crd.Name),
 			func() (bool, error) {
 				if err := c.Get(ctx, client.ObjectKeyFromObject(crd), crd); err != nil {
 					return false, fmt.Errorf("read CustomResourceDefinition %s: %w", crd.Name, err)
@@ -79,13 +79,13 @@ func (p Definitions) Apply(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// own reports whether the kinds of an API group are Isthmus's alone.
+// own reports whether an API group belongs to Isthmus.
 func own(group string) bool {
 	return group == v1alpha1.GroupVersion.Group || strings.HasSuffix(group, ".isthmus.dev")
 }
 
-// newer reports whether have is newer than ours: of a later release, or a later schema, by the labels that
-// the MCS API puts on its definitions, or stored in a version that ours does not know.
+// newer reports whether have is newer than ours: it has a later release or schema, by the labels of the MCS API's
+// definitions, or a storage version that ours lacks.
 func newer(have, ours *apiextensionsv1.CustomResourceDefinition) bool {
 	for _, v := range have.Spec.Versions {
 		if v.Storage && !slices.ContainsFunc(ours.Spec.Versions, func(o apiextensionsv1.CustomResourceDefinitionVersion) bool { return o.Name == v.Name }) {
@@ -102,7 +102,7 @@ func newer(have, ours *apiextensionsv1.CustomResourceDefinition) bool {
 	return err1 == nil && err2 == nil && theirSchema > ourSchema
 }
 
-// sameRelease reports whether two definitions have the same labels of the MCS API, or none.
+// sameRelease reports whether two definitions have the same release labels of the MCS API, or none.
 func sameRelease(have, ours *apiextensionsv1.CustomResourceDefinition) bool {
 	for _, l := range []string{mcscrd.ReleaseVersionLabel, mcscrd.CustomResourceDefinitionSchemaRevisionLabel} {
 		if have.Labels[l] != ours.Labels[l] {
@@ -112,7 +112,7 @@ func sameRelease(have, ours *apiextensionsv1.CustomResourceDefinition) bool {
 	return true
 }
 
-// Some names the first of several things.
+// Some returns the first of names and the number of the others, such as "demo/a and 2 more".
 func Some(names []string) string {
 	if len(names) == 1 {
 		return names[0]

@@ -9,28 +9,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Token returns the token that an API server puts into secret, which is of type service-account-token and there
-// already. what names the server, as "the broker".
+// Token returns the token that an API server writes into secret, which exists and has type service-account-token. server
+// names the server in errors, such as "the broker".
 //
-// A token in a Secret works on every Kubernetes and stays valid while its holder is away for long, where a requested
-// one would run out and lock it out. Deleting the Secret revokes it.
-func Token(ctx context.Context, c client.Client, what string, secret *corev1.Secret) (string, error) {
+// A token in a Secret works on every Kubernetes, and does not expire while a member is away for long, as a requested token
+// would. Deleting the Secret revokes it.
+func Token(ctx context.Context, c client.Client, server string, secret *corev1.Secret) (string, error) {
 	key := client.ObjectKeyFromObject(secret)
-	err := Await(ctx, fmt.Sprintf("%s issued no token into Secret %s; is its controller manager running?", what, key), func() (bool, error) {
+	err := Await(ctx, fmt.Sprintf("%s issued no token into Secret %s; check that its controller manager runs", server, key), func() (bool, error) {
 		if err := c.Get(ctx, key, secret); err != nil {
-			return false, fmt.Errorf("read Secret %s on %s: %w", key, what, err)
+			return false, fmt.Errorf("read Secret %s on %s: %w", key, server, err)
 		}
 		return len(secret.Data[corev1.ServiceAccountTokenKey]) > 0, nil
 	})
 	return string(secret.Data[corev1.ServiceAccountTokenKey]), err
 }
 
-// Accepted waits until the server, which what names, accepts token.
-func Accepted(ctx context.Context, c client.Client, what, token string) error {
-	return Await(ctx, what+" does not accept the new token", func() (bool, error) {
+// Accepted waits until the server accepts token. server names it in errors.
+func Accepted(ctx context.Context, c client.Client, server, token string) error {
+	return Await(ctx, server+" does not accept the new token", func() (bool, error) {
 		review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}
 		if err := c.Create(ctx, review); err != nil {
-			return false, fmt.Errorf("try the new token on %s: %w", what, err)
+			return false, fmt.Errorf("try the new token on %s: %w", server, err)
 		}
 		return review.Status.Authenticated, nil
 	})

@@ -1,5 +1,5 @@
-// Package apply writes typed objects by server-side apply: the API server is told the fields that we want, takes
-// away those that we wanted before, and leaves everybody else's alone. One request creates or updates.
+// Package apply writes typed objects by server-side apply: a request contains the wanted fields, and the API server removes
+// those that Isthmus wrote before and keeps those of other writers. One request creates or updates.
 package apply
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// Apply makes the fields of obj so on the server behind c, under our field owner and whoever else claims
-// them. Fields with a zero value are not wanted. Afterwards obj is what the server stores.
+// Apply writes the fields of obj on the server behind c under Isthmus' field owner, and takes them from other owners. It
+// omits fields with a zero value. Afterwards obj is the stored object.
 func Apply(ctx context.Context, c client.Client, obj client.Object) error {
 	config, err := configuration(c, obj)
 	if err != nil {
@@ -35,7 +35,7 @@ func ApplyStatus(ctx context.Context, c client.Client, obj client.Object) error 
 	return c.Status().Apply(ctx, config, client.FieldOwner(v1alpha1.FieldOwner), client.ForceOwnership)
 }
 
-// typed is an object as an apply configuration, which must not be an object itself.
+// typed wraps an object as an apply configuration, which must not be an object itself.
 type typed struct{ obj client.Object }
 
 func configuration(c client.Client, obj client.Object) (*typed, error) {
@@ -61,8 +61,8 @@ func (t *typed) MarshalJSON() ([]byte, error) { return json.Marshal(t.obj) }
 
 func (t *typed) UnmarshalJSON(text []byte) error { return json.Unmarshal(text, t.obj) }
 
-// Create creates obj, which belongs to us as a whole and is not there as far as we know; if it is, it is written
-// as by Own. For built-in kinds that is less than half the work for the server (docs/performance.md).
+// Create creates obj, which belongs to Isthmus as a whole. If it exists although the caller's cache lacks it, Create writes it
+// as Own does. For built-in kinds that is less than half the work for the server (docs/performance.md).
 func Create(ctx context.Context, c client.Client, obj client.Object, keep ...string) error {
 	err := c.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner))
 	if apierrors.IsAlreadyExists(err) {
@@ -72,8 +72,8 @@ func Create(ctx context.Context, c client.Client, obj client.Object, keep ...str
 	return err
 }
 
-// Own is Apply for an object that belongs to us as a whole: labels, annotations and owners that somebody else put on
-// it go too, those labels and annotations apart that keep names. So do our own from before, which Create wrote.
+// Own is Apply for an object that belongs to Isthmus as a whole: it also removes labels, annotations and owners of other
+// writers, and former ones of Create. It keeps the labels and annotations that keep names.
 func Own(ctx context.Context, c client.Client, obj client.Object, keep ...string) error {
 	labels, annotations, owners := maps.Clone(obj.GetLabels()), maps.Clone(obj.GetAnnotations()), slices.Clone(obj.GetOwnerReferences())
 	if err := Apply(ctx, c, obj); err != nil {
@@ -99,7 +99,7 @@ func Own(ctx context.Context, c client.Client, obj client.Object, keep ...string
 	return c.Patch(ctx, obj, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.FieldOwner))
 }
 
-// foreign returns what a merge patch has to say so that have loses the keys that want has not.
+// foreign returns the part of a merge patch that removes the keys of have that are not in want.
 func foreign(have, want map[string]string, keep []string) map[string]any {
 	var gone map[string]any
 	for k := range have {

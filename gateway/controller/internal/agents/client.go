@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
@@ -22,7 +23,7 @@ type client struct {
 	identity string
 	api      *api
 	stop     context.CancelFunc
-	wake     chan struct{}
+	wake     signal.Signal
 
 	mu      sync.Mutex
 	request *desired.Request // the desired state; nil: none yet
@@ -34,7 +35,7 @@ func (f *Clients) newClient(gateway string, t Target) *client {
 	ctx, stop := context.WithCancel(f.ctx)
 	l := &client{
 		clients: f, gateway: gateway, url: t.URL, identity: t.Identity, api: newAPI(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout),
-		stop: stop, wake: make(chan struct{}, 1),
+		stop: stop, wake: signal.New(),
 	}
 	f.group.Go(func() { l.run(ctx) })
 	return l
@@ -51,10 +52,7 @@ func (l *client) set(s desired.State) <-chan struct{} {
 	}
 	l.request = &request
 	l.report.Applied, l.report.Refused = l.report.Asked && l.report.Err == nil && l.report.Status.Hash == request.Hash, nil
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	l.wake.Notify()
 	if l.report.Err != nil {
 		return nil
 	}
@@ -86,7 +84,7 @@ func (l *client) run(ctx context.Context) {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
-		case <-l.wake:
+		case <-l.wake.C():
 		case <-ctx.Done():
 		}
 		timer.Stop()
@@ -157,10 +155,7 @@ func (l *client) publish(request *desired.Request, before, after Report) {
 	l.mu.Lock()
 	if l.request != request {
 		after.Applied, after.Refused = false, nil
-		select { // try again at once
-		case l.wake <- struct{}{}:
-		default:
-		}
+		l.wake.Notify() // try again at once
 	}
 	l.report = after
 	l.mu.Unlock()

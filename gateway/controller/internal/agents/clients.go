@@ -135,7 +135,7 @@ func (f *Clients) Set(ctx context.Context, targets map[string]Target) {
 			delete(f.byName, name)
 		}
 	}
-	var told []<-chan struct{}
+	var waiting []<-chan struct{}
 	for name, t := range targets {
 		if t.Hold {
 			continue
@@ -146,14 +146,14 @@ func (f *Clients) Set(ctx context.Context, targets map[string]Target) {
 			f.byName[name] = l
 		}
 		if done := l.set(t.State); done != nil {
-			told = append(told, done)
+			waiting = append(waiting, done)
 		}
 	}
 	f.mu.Unlock()
 	for _, l := range gone {
 		l.stop()
 	}
-	for _, done := range told {
+	for _, done := range waiting {
 		select {
 		case <-done:
 		case <-ctx.Done():

@@ -18,22 +18,22 @@ import (
 )
 
 // part is a balancer that does nothing, or refuses.
-type part struct {
+type balancer struct {
 	fault atomic.Pointer[desired.Faults]
 }
 
-func (*part) Name() string { return desired.ComponentBalancer }
+func (*balancer) Name() string { return desired.ComponentBalancer }
 
-func (p *part) Apply(context.Context, *desired.State) error {
+func (p *balancer) Apply(context.Context, *desired.State) error {
 	if f := p.fault.Load(); f != nil {
 		return *f
 	}
 	return nil
 }
-func (*part) Drift(context.Context) ([]desired.Fault, error) { return nil, nil }
-func (*part) Close(context.Context, bool) error              { return nil }
+func (*balancer) Drift(context.Context) ([]desired.Fault, error) { return nil, nil }
+func (*balancer) Close(context.Context, bool) error              { return nil }
 
-// lab is an authority and the gateways it knows.
+// lab is an authority with its gateways.
 type lab struct {
 	t         *testing.T
 	authority *certs.Authority
@@ -48,7 +48,7 @@ func newLab(t *testing.T) *lab {
 	return &lab{t, a}
 }
 
-// source has a certificate of an identity, signed by an authority.
+// source returns a certificate of an identity, issued by an authority.
 func (l *lab) source(identity string, by *certs.Authority) *certs.Source {
 	l.t.Helper()
 	dir := l.t.TempDir()
@@ -69,13 +69,13 @@ func (l *lab) source(identity string, by *certs.Authority) *certs.Source {
 	return s
 }
 
-// gateway is a real agent with a part that does nothing.
+// gateway is a real agent with a balancer that does nothing.
 type gateway struct {
 	lab     *lab
 	name    string
 	addr    string
 	dir     string
-	part    part
+	part    balancer
 	agent   *agent.Agent
 	stopped chan error
 	stop    context.CancelFunc
@@ -126,7 +126,7 @@ func (g *gateway) target(vip string) Target {
 	}}
 }
 
-// hash is of the state that the gateway has, "" for none.
+// hash returns the hash of the gateway's state, "" for none.
 func (g *gateway) hash() string { return g.agent.Stats().Status.Hash }
 
 func (l *lab) clients(change func(*Config)) *Clients {
@@ -141,7 +141,7 @@ func (l *lab) clients(change func(*Config)) *Clients {
 	return f
 }
 
-// await waits until something is so.
+// await waits until a condition holds.
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -151,7 +151,7 @@ func await(t *testing.T, what string, is func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("it did not come to pass that %s", what)
+			t.Fatalf("it never happened that %s", what)
 		}
 	}
 }
@@ -176,7 +176,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// A gateway whose state cannot be told keeps what it has and is asked how it is; one that was not known is left alone.
+// A gateway without a valid state keeps its current one and is polled. An unknown one is not contacted.
 func TestHold(t *testing.T) {
 	l := newLab(t)
 	one, two := l.gateway("gw1"), l.gateway("gw2")
@@ -198,7 +198,7 @@ func TestHold(t *testing.T) {
 	await(t, "the report says that it does not answer", func() bool { return f.Reports()["gw1"].Err != nil })
 }
 
-// A gateway that does not answer keeps nobody waiting, and gets what it should have when it is back.
+// An unreachable gateway delays no other, and receives its state when it is back.
 func TestGatewayAway(t *testing.T) {
 	l := newLab(t)
 	one, two := l.gateway("gw1"), l.gateway("gw2")
@@ -207,7 +207,7 @@ func TestGatewayAway(t *testing.T) {
 	two.end()
 	await(t, "the report says that it is away", func() bool { return f.Reports()["gw2"].Err != nil })
 	want := map[string]Target{"gw1": one.target("192.0.2.2"), "gw2": two.target("192.0.2.2")}
-	hole, err := net.Listen("tcp", two.addr) // which nobody answers at: a request there lasts an hour
+	hole, err := net.Listen("tcp", two.addr) // a listener that never answers: a request there lasts an hour
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,14 +228,14 @@ func TestGatewayAway(t *testing.T) {
 		t.Error(err)
 	}
 	if one.hash() != hashOf(want["gw1"]) {
-		t.Error("the other one was not told")
+		t.Error("the other gateway did not receive its state")
 	}
 	two.start()
 	await(t, "it has it", func() bool { return two.hash() == hashOf(want["gw2"]) })
 	await(t, "the report says so", func() bool { return f.Reports()["gw2"].Applied })
 }
 
-// A controller that takes over goes on from the highest generation that it hears of, and from one that it hears of later.
+// A controller that takes over continues from the highest generation, also from one that it learns later.
 func TestGenerations(t *testing.T) {
 	l := newLab(t)
 	one, two := l.gateway("gw1"), l.gateway("gw2")
@@ -250,7 +250,7 @@ func TestGenerations(t *testing.T) {
 	f.ReadGenerations(t.Context(), want)
 	f.Set(t.Context(), want)
 	if one.hash() != hashOf(want["gw1"]) {
-		t.Error("gw1 was not told")
+		t.Error("gw1 did not receive its state")
 	}
 	two.start()
 	await(t, "gw2 has it", func() bool { return two.hash() == hashOf(want["gw2"]) })
@@ -259,7 +259,7 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// Of two controllers the one that lost its Lease cannot turn a gateway back.
+// A controller that lost its Lease cannot roll a gateway back.
 func TestTwoControllers(t *testing.T) {
 	l := newLab(t)
 	g := l.gateway("gw1")
@@ -280,7 +280,7 @@ func TestTwoControllers(t *testing.T) {
 	}
 }
 
-// What a gateway refuses is known by part, and told again when it may be accepted.
+// A refusal is reported by component, and a state that may be accepted later is retried.
 func TestRefused(t *testing.T) {
 	l := newLab(t)
 	g := l.gateway("gw1")
@@ -296,7 +296,7 @@ func TestRefused(t *testing.T) {
 	await(t, "it is applied", func() bool { return f.Reports()["gw1"].Applied && g.hash() == hashOf(want["gw1"]) })
 }
 
-// Neither a gateway nor a controller talks to somebody whose certificate is not as it should be.
+// Gateways and controllers refuse peers with a wrong certificate.
 func TestUnknownClients(t *testing.T) {
 	l := newLab(t)
 	g := l.gateway("gw1")

@@ -14,16 +14,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// world is a prober, and what it said of changes.
-type world struct {
+// testbed is a prober with its recorded changes.
+type testbed struct {
 	*Prober
 	t       *testing.T
 	changes chan struct{}
 }
 
-func newWorld(t *testing.T) *world {
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
-	w := &world{t: t, changes: make(chan struct{}, 100)}
+	w := &testbed{t: t, changes: make(chan struct{}, 100)}
 	ctx, stop := context.WithCancel(t.Context())
 	w.Prober = New(ctx, Config{Period: 5 * time.Millisecond, Timeout: 200 * time.Millisecond, Changed: func() { w.changes <- struct{}{} }})
 	t.Cleanup(w.Wait)
@@ -31,10 +31,10 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// waitFor waits until a node's answer is one, by what the prober says of changes alone.
-func (w *world) waitFor(at netip.AddrPort, want Answer) {
+// waitFor waits for an answer of a node, driven by the reported changes.
+func (w *testbed) waitFor(at netip.AddrPort, want Answer) {
 	w.t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for w.Answers()[at] != want {
 		select {
 		case <-w.changes:
@@ -44,7 +44,7 @@ func (w *world) waitFor(at netip.AddrPort, want Answer) {
 	}
 }
 
-// kubeProxy is a node's health check port. It answers with the code that it has, and not at all with 0.
+// kubeProxy is the health check port of a node. It answers with its code, and not at all for 0.
 type kubeProxy struct {
 	code   atomic.Int32
 	asked  atomic.Int32
@@ -53,7 +53,7 @@ type kubeProxy struct {
 	server *httptest.Server
 }
 
-func (w *world) node(code int32) *kubeProxy {
+func (w *testbed) node(code int32) *kubeProxy {
 	w.t.Helper()
 	n := &kubeProxy{}
 	n.code.Store(code)
@@ -89,7 +89,7 @@ func (w *world) node(code int32) *kubeProxy {
 }
 
 func TestAnswers(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	n := w.node(http.StatusOK)
 	w.Set(map[netip.AddrPort]bool{n.addr: true})
 	for _, step := range []struct {
@@ -100,7 +100,7 @@ func TestAnswers(t *testing.T) {
 		{http.StatusServiceUnavailable, Refusing},
 		{http.StatusOK, Serving},
 		{0, Silent},
-		{http.StatusFound, Refusing}, // it leads to somewhere that is not this node's answer
+		{http.StatusFound, Refusing}, // it redirects to another server
 		{http.StatusOK, Serving},
 	} {
 		n.code.Store(step.code)
@@ -108,9 +108,9 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A node that is silent has missed three questions.
+// A node is silent after three missed probes.
 func TestSilence(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	n := w.node(0)
 	w.Set(map[netip.AddrPort]bool{n.addr: true})
 	w.waitFor(n.addr, Silent)
@@ -124,9 +124,9 @@ func TestSilence(t *testing.T) {
 	w.waitFor(n.addr, Silent)
 }
 
-// Nodes that nobody wants to know of are not asked any more, and nothing is known of them.
+// Removed nodes are not probed any more, and their answers are forgotten.
 func TestRemovedNodesAreForgotten(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	one, other := w.node(http.StatusOK), w.node(http.StatusOK)
 	w.Set(map[netip.AddrPort]bool{one.addr: true, other.addr: true})
 	w.waitFor(one.addr, Serving)
@@ -140,16 +140,16 @@ func TestRemovedNodesAreForgotten(t *testing.T) {
 	w.waitFor(one.addr, Refusing)
 	one.code.Store(http.StatusOK)
 	w.waitFor(one.addr, Serving)
-	if after := other.asked.Load(); after > before+1 { // one may have been under way
+	if after := other.asked.Load(); after > before+1 { // one probe may have been running
 		t.Errorf("asked %d times more", after-before)
 	}
 	w.Set(map[netip.AddrPort]bool{other.addr: true})
 	w.waitFor(other.addr, Serving)
 }
 
-// One connection carries all questions to a node.
+// One connection carries all probes of a node.
 func TestConnectionsAreReused(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	n := w.node(http.StatusOK)
 	w.Set(map[netip.AddrPort]bool{n.addr: true})
 	for i := range 5 {

@@ -24,50 +24,50 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// Errors of a broker that is asked for what it does not have.
+// Errors about objects that the broker does not have.
 var (
-	// ErrNoBroker says that a namespace is no broker, or not the one that was meant.
+	// ErrNoBroker means that a namespace is not a broker, or not the expected one.
 	ErrNoBroker = errors.New("this is not the broker")
-	// ErrNoMember says that nobody is a member under an id.
+	// ErrNoMember means that no member has an id.
 	ErrNoMember = errors.New("no such member")
 )
 
-// reservationPrefix and a cluster's id are the annotation of the ClusterSetConfig by which a registration
-// that is under way holds the id and its addresses, until the Member says the same. All of them write this
-// one object and the API server refuses a write that has not seen the one before, so no two get the same.
+// reservationPrefix plus a cluster's id is the annotation of the ClusterSetConfig that reserves the id and its addresses
+// until the Member exists. For example, two clusters join at the same time and both choose block 243.1.0.0/16: they write
+// the same object, so the API server refuses the second write as a conflict, and that join chooses the next block.
 const reservationPrefix = "join.isthmus.dev/"
 
-// contention is how often, and after which pauses, somebody tries again when others write at the same time.
+// contention is the backoff after conflicts with concurrent writers.
 var contention = wait.Backoff{Steps: 30, Duration: 20 * time.Millisecond, Factor: 1.3, Jitter: 0.5, Cap: time.Second}
 
-// reservation is the value of that annotation.
+// reservation is the value of the annotation.
 type reservation struct {
 	ClusterUID string              `json:"clusterUID"`
 	Given      string              `json:"given,omitempty"`
 	Spec       v1alpha1.MemberSpec `json:"spec"`
 }
 
-// ledger is what stands on the broker about members, those that are joining among them.
-type ledger struct {
+// reservations holds the ids and addresses of members and of joining clusters on the broker.
+type reservations struct {
 	config *v1alpha1.ClusterSetConfig
 	claims []claim
 	gone   map[string]v1alpha1.MemberSpec // tombstones, by id
 }
 
-// claim is one cluster's hold on an id and addresses.
+// claim is one cluster's id and addresses.
 type claim struct {
 	id         string
-	registered bool // there is a Member, and not only a reservation
+	registered bool // it has a Member, and not only a reservation
 	reservation
 }
 
-// readConfig reads the ClusterSetConfig, which is what makes a namespace a broker.
+// readConfig reads the ClusterSetConfig. A namespace without one is not a broker.
 func readConfig(ctx context.Context, broker client.Client, namespace string) (*v1alpha1.ClusterSetConfig, error) {
 	config := &v1alpha1.ClusterSetConfig{}
 	key := client.ObjectKey{Namespace: namespace, Name: v1alpha1.ClusterSetConfigName}
 	err := broker.Get(ctx, key, config)
 	if admin.IsAbsent(err) {
-		return nil, fmt.Errorf("%w: it has no ClusterSetConfig %s; use the kubeconfig of the broker's cluster, and the namespace that isthmusctl deploy-broker made there", ErrNoBroker, key)
+		return nil, fmt.Errorf("%w: it has no ClusterSetConfig %s; use the kubeconfig of the broker's cluster, and the namespace that isthmusctl deploy-broker created there", ErrNoBroker, key)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read ClusterSetConfig %s on the broker: %w", key, err)
@@ -75,8 +75,9 @@ func readConfig(ctx context.Context, broker client.Client, namespace string) (*v
 	return config, nil
 }
 
-// readLedger reads the config first: who reserved something before that is in it, or has made a Member since.
-func readLedger(ctx context.Context, broker client.Client, namespace string) (*ledger, error) {
+// readReservations reads the config before the Members, so that it misses no claim: an earlier reservation is in the
+// config, or has become a Member since.
+func readReservations(ctx context.Context, broker client.Client, namespace string) (*reservations, error) {
 	config, err := readConfig(ctx, broker, namespace)
 	if err != nil {
 		return nil, err
@@ -85,46 +86,45 @@ func readLedger(ctx context.Context, broker client.Client, namespace string) (*l
 	if err := broker.List(ctx, members, client.InNamespace(namespace)); err != nil {
 		return nil, fmt.Errorf("list members on the broker: %w", err)
 	}
-	l := &ledger{config: config, gone: map[string]v1alpha1.MemberSpec{}}
+	all := &reservations{config: config, gone: map[string]v1alpha1.MemberSpec{}}
 	for key, text := range config.Annotations {
 		id, ok := strings.CutPrefix(key, reservationPrefix)
 		c := claim{id: id}
 		if ok && json.Unmarshal([]byte(text), &c.reservation) == nil {
-			l.claims = append(l.claims, c)
+			all.claims = append(all.claims, c)
 		}
 	}
 	for _, m := range members.Items {
 		if m.Spec.LeftAt != nil {
-			l.gone[m.Name] = m.Spec
+			all.gone[m.Name] = m.Spec
 			continue
 		}
-		l.claims = append(l.claims, claim{m.Name, true, reservation{m.Annotations[annotationClusterUID], m.Annotations[annotationGiven], m.Spec}})
+		all.claims = append(all.claims, claim{m.Name, true, reservation{m.Annotations[annotationClusterUID], m.Annotations[annotationGiven], m.Spec}})
 	}
-	// A Member outranks the reservation that it came from, and so comes later.
-	slices.SortStableFunc(l.claims, func(a, b claim) int { return strings.Compare(a.id, b.id) })
-	return l, nil
+	// A Member takes precedence over its reservation, and so comes later.
+	slices.SortStableFunc(all.claims, func(a, b claim) int { return strings.Compare(a.id, b.id) })
+	return all, nil
 }
 
-// own returns what id holds, or nil.
-func (l *ledger) own(id string) *claim {
+// own returns the claim of id, or nil.
+func (all *reservations) own(id string) *claim {
 	var held *claim
-	for i := range l.claims {
-		if l.claims[i].id == id {
-			held = &l.claims[i]
+	for i := range all.claims {
+		if all.claims[i].id == id {
+			held = &all.claims[i]
 		}
 	}
 	return held
 }
 
-// others returns what everybody but id holds, sorted by id.
-func (l *ledger) others(id string) []claim {
-	return slices.DeleteFunc(slices.Clone(l.claims), func(c claim) bool { return c.id == id })
+// others returns the claims of all clusters but id, sorted by id.
+func (all *reservations) others(id string) []claim {
+	return slices.DeleteFunc(slices.Clone(all.claims), func(c claim) bool { return c.id == id })
 }
 
-// register writes a Member that decide makes of what stands on the broker. decide may be called several
-// times; what it returns last is on the broker when register succeeds, and nothing new is when it fails in
-// decide. A register that was cut off later holds what it had decided until it is repeated.
-func register(ctx context.Context, broker client.Client, namespace, id string, decide func(*ledger) (*v1alpha1.Member, error)) (*v1alpha1.Member, error) {
+// register writes the Member that decide derives from the reservations. It may call decide several times, and writes the
+// last result; if decide fails, it writes nothing. An interrupted register leaves a reservation until it is repeated.
+func register(ctx context.Context, broker client.Client, namespace, id string, decide func(*reservations) (*v1alpha1.Member, error)) (*v1alpha1.Member, error) {
 	annotation := reservationPrefix + id
 	var m *v1alpha1.Member
 	var config *v1alpha1.ClusterSetConfig
@@ -132,21 +132,21 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		l, err := readLedger(ctx, broker, namespace)
+		all, err := readReservations(ctx, broker, namespace)
 		if err != nil {
 			return err
 		}
-		if m, err = decide(l); err != nil {
+		if m, err = decide(all); err != nil {
 			return err
 		}
 		text, err := json.Marshal(reservation{m.Annotations[annotationClusterUID], m.Annotations[annotationGiven], m.Spec})
 		if err != nil {
 			return fmt.Errorf("encode reservation: %w", err)
 		}
-		config = l.config
+		config = all.config
 		metav1.SetMetaDataAnnotation(&config.ObjectMeta, annotation, string(text))
 		config.Spec.Members = withBlocks(config.Spec.Members, id, m.Spec.ClusterSetIPCIDR)
-		return broker.Update(ctx, config, admin.FieldOwner) // as it is: a conflict must be known as one
+		return broker.Update(ctx, config, admin.FieldOwner) // unwrapped, because RetryOnConflict checks for a conflict
 	})
 	if err != nil {
 		return nil, fmt.Errorf("register cluster %s: %w", id, err)
@@ -157,14 +157,14 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 	if err := admin.Apply(ctx, broker, m); err != nil {
 		return nil, err
 	}
-	// From here on the Member itself holds the addresses. Only our own annotation goes.
+	// From here on the Member itself reserves the addresses.
 	if err := release(ctx, broker, config, id); err != nil {
 		return nil, err
 	}
 	return m, publishBlocks(ctx, broker, namespace)
 }
 
-// release takes the reservation of id off config.
+// release removes the reservation of id from config.
 func release(ctx context.Context, broker client.Client, config *v1alpha1.ClusterSetConfig, id string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{reservationPrefix + id: nil}}})
 	if err != nil {
@@ -188,9 +188,9 @@ func withoutMember(list []v1alpha1.MemberBlocks, id string) []v1alpha1.MemberBlo
 	return slices.DeleteFunc(slices.Clone(list), func(b v1alpha1.MemberBlocks) bool { return b.ClusterID == id })
 }
 
-// strike takes id off the ClusterSetConfig, its reservation too, so that no policy admits what it writes. That
-// it is not there is no error.
-func strike(ctx context.Context, broker client.Client, namespace, id string) error {
+// unlist removes id and its reservation from the ClusterSetConfig, so that the admission policies refuse its writes. It
+// succeeds if id is not listed.
+func unlist(ctx context.Context, broker client.Client, namespace, id string) error {
 	err := retry.RetryOnConflict(contention, func() error {
 		config, err := readConfig(ctx, broker, namespace)
 		if err != nil {
@@ -206,13 +206,13 @@ func strike(ctx context.Context, broker client.Client, namespace, id string) err
 		return broker.Update(ctx, config, admin.FieldOwner)
 	})
 	if err != nil {
-		return fmt.Errorf("take cluster %s off the ClusterSetConfig: %w", id, err)
+		return fmt.Errorf("remove cluster %s from the ClusterSetConfig: %w", id, err)
 	}
 	return publishBlocks(ctx, broker, namespace)
 }
 
-// publishBlocks makes ConfigMap isthmus-clusterset-ip say what the ClusterSetConfig says. It reads the
-// ConfigMap first, so the one who writes last has read last.
+// publishBlocks copies the ClusterSetConfig into ConfigMap isthmus-clusterset-ip. It reads the ConfigMap first, so that of
+// two concurrent writers the last one has read the latest config.
 func publishBlocks(ctx context.Context, broker client.Client, namespace string) error {
 	err := retry.RetryOnConflict(contention, func() error {
 		have := &corev1.ConfigMap{}
@@ -232,7 +232,7 @@ func publishBlocks(ctx context.Context, broker client.Client, namespace string) 
 		}
 		if absent {
 			err := broker.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: key.Name, Labels: admin.Ours()}, Data: want}, admin.FieldOwner)
-			if apierrors.IsAlreadyExists(err) { // somebody else was faster, and has perhaps read less
+			if apierrors.IsAlreadyExists(err) { // another writer was faster, and may have read an older config
 				return apierrors.NewConflict(corev1.Resource("configmaps"), key.Name, err)
 			}
 			return err
@@ -249,7 +249,7 @@ func publishBlocks(ctx context.Context, broker client.Client, namespace string) 
 	return nil
 }
 
-// blocksText is the content of that ConfigMap: the keys are those of Submariner's, lists are JSON.
+// blocksText returns the content of that ConfigMap, with Submariner's keys and with lists as JSON.
 func blocksText(spec v1alpha1.ClusterSetConfigSpec) (map[string]string, error) {
 	type clusterInfo struct {
 		ClusterID string   `json:"cluster_id"`
@@ -272,9 +272,8 @@ func blocksText(spec v1alpha1.ClusterSetConfigSpec) (map[string]string, error) {
 	}, nil
 }
 
-// checkAddresses refuses addresses of a registration that mean two things somewhere in the ClusterSet. Two
-// clusters may have the same service CIDR, as most have, where Isthmus sends traffic to pods; what is worth
-// knowing about that comes as notes.
+// checkAddresses refuses addresses of a registration that are ambiguous in the ClusterSet. Two clusters may have the same
+// service CIDR, as most have, if Isthmus sends traffic to pods; notes mention that.
 func checkAddresses(spec v1alpha1.MemberSpec, ranges []netip.Prefix, others []claim) (notes []string, err error) {
 	kinds := []struct {
 		name, flag string
@@ -299,25 +298,25 @@ func checkAddresses(spec v1alpha1.MemberSpec, ranges []netip.Prefix, others []cl
 			if kind.routed || serviceVIPs(theirs.Settings) {
 				rivals = append(rivals, services...)
 			} else if a, _, ok := overlap(kind.cidrs, services); ok {
-				notes = append(notes, fmt.Sprintf("service CIDR %s is also that of member %s, which does no harm where traffic goes to pods: to Services with a ClusterSetIP, and to headless ones", a, other.id))
+				notes = append(notes, fmt.Sprintf("member %[2]s has the same service CIDR %[1]s, which is harmless while traffic goes to pods: for Services with a ClusterSetIP, and for headless ones", a, other.id))
 			}
 			if a, b, ok := overlap(kind.cidrs, rivals); ok {
-				faults = append(faults, fmt.Errorf("%w: %s CIDR %s of this cluster and %s of member %s; the clusters of a ClusterSet need distinct ones, or give the right one by %s",
+				faults = append(faults, fmt.Errorf("%w: %s CIDR %s of this cluster and %s of member %s; the clusters of a ClusterSet need distinct CIDRs, or give the right one with %s",
 					ErrOverlap, kind.name, a, b, other.id, kind.flag))
-				break // one member is enough to say what is wrong
+				break // one member suffices to explain the fault
 			}
 		}
 	}
 	return notes, errors.Join(faults...)
 }
 
-// serviceVIPs reports whether all endpoints of a member are the addresses of its Services.
+// serviceVIPs reports whether a member exports the addresses of its Services instead of its pods.
 func serviceVIPs(s v1alpha1.Settings) bool {
 	return s.Endpoints == v1alpha1.EndpointsServiceVIP || s.Endpoints == "" && s.Profile == v1alpha1.ProfileLighthouse
 }
 
-// chooseBlocks returns a member's ClusterSetIPs: those that are asked for, and for other families those that
-// are preferred if they are free, or else the lowest free ones.
+// chooseBlocks returns a member's ClusterSetIP blocks: the requested ones, and for other families the preferred ones if they
+// are free, or else the lowest free ones.
 func chooseBlocks(spec v1alpha1.ClusterSetConfigSpec, asked, preferred []netip.Prefix, others []claim) ([]netip.Prefix, error) {
 	ranges := parsed(spec.ClusterSetIPCIDRRange)
 	if err := checkBlocks(asked, ranges, others); err != nil {
@@ -347,7 +346,7 @@ func chooseBlocks(spec v1alpha1.ClusterSetConfigSpec, asked, preferred []netip.P
 	return chosen, nil
 }
 
-// checkBlocks refuses blocks that somebody asks for and nobody can have, or somebody else has.
+// checkBlocks refuses requested blocks that are not valid or belong to another member.
 func checkBlocks(asked, ranges []netip.Prefix, others []claim) error {
 	if err := checkVIPs(asked); err != nil {
 		return fmt.Errorf("--clusterset-ip-cidr: %w", err)
@@ -358,7 +357,7 @@ func checkBlocks(asked, ranges []netip.Prefix, others []claim) error {
 		}
 		for _, other := range others {
 			if _, theirs, ok := overlap([]netip.Prefix{a}, parsed(other.Spec.ClusterSetIPCIDR)); ok {
-				return fmt.Errorf("%w: --clusterset-ip-cidr %s and block %s of member %s; choose another one, or none to get a free one", ErrOverlap, a, theirs, other.id)
+				return fmt.Errorf("%w: --clusterset-ip-cidr %s and block %s of member %s; choose another block, or omit the flag to get a free one", ErrOverlap, a, theirs, other.id)
 			}
 		}
 	}
