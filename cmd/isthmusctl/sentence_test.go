@@ -95,9 +95,9 @@ func TestServersThatDoNotServe(t *testing.T) {
 	for answer, want := range map[string]string{
 		"nothing":      silent,
 		"half":         silent,
-		"starting":     "API server SERVER of kubeconfig k is not ready to answer; it is starting or overloaded, try again soon",
-		"busy":         "API server SERVER of kubeconfig k is not ready to answer; it is starting or overloaded, try again soon",
-		"unauthorized": "API server SERVER does not accept the credentials of kubeconfig k; they are wrong, revoked or expired, get new ones",
+		"starting":     "API server SERVER of kubeconfig k is not ready; it is starting or overloaded, try again soon",
+		"busy":         "API server SERVER of kubeconfig k is not ready; it is starting or overloaded, try again soon",
+		"unauthorized": "API server SERVER does not accept the credentials of kubeconfig k; they are wrong, revoked or expired; get new ones",
 	} {
 		for command, args := range commands {
 			t.Run(command+" "+answer, func(t *testing.T) {
@@ -119,11 +119,11 @@ func TestTryBroker(t *testing.T) {
 		err        string
 	}{
 		"silence":           {start: (*httptest.Server).Start, answer: "nothing", unanswered: "API server SERVER of --broker-server did not answer within 300ms; check the address and the firewalls between, or raise --timeout"},
-		"starting":          {start: (*httptest.Server).Start, answer: "starting", unanswered: "API server SERVER of --broker-server is not ready to answer; it is starting or overloaded, try again soon"},
-		"another authority": {start: (*httptest.Server).StartTLS, answer: "not found", err: "API server SERVER of --broker-server shows a certificate that is not trusted (x509: certificate signed by unknown authority); correct the address or the certificate authority"},
-		"another server":    {start: (*httptest.Server).Start, answer: "not found", err: "API server SERVER of --broker-server is not the broker: it shows no ClusterSetConfig b/clusterset; correct the address"},
-		"it denies":         {start: (*httptest.Server).Start, answer: "forbidden", err: "API server SERVER of --broker-server is not the broker: it shows no ClusterSetConfig b/clusterset; correct the address"},
-		"other credentials": {start: (*httptest.Server).Start, answer: "unauthorized", err: "API server SERVER does not accept the credentials of broker-info f; they are wrong, revoked or expired, get new ones"},
+		"starting":          {start: (*httptest.Server).Start, answer: "starting", unanswered: "API server SERVER of --broker-server is not ready; it is starting or overloaded, try again soon"},
+		"another authority": {start: (*httptest.Server).StartTLS, answer: "not found", err: "API server SERVER of --broker-server has a certificate that is not trusted (x509: certificate signed by unknown authority); correct the address or the certificate authority"},
+		"another server":    {start: (*httptest.Server).Start, answer: "not found", err: "API server SERVER of --broker-server is not the broker: it has no ClusterSetConfig b/clusterset; correct the address"},
+		"it denies":         {start: (*httptest.Server).Start, answer: "forbidden", err: "API server SERVER of --broker-server is not the broker: it has no ClusterSetConfig b/clusterset; correct the address"},
+		"other credentials": {start: (*httptest.Server).Start, answer: "unauthorized", err: "API server SERVER does not accept the credentials of broker-info f; they are wrong, revoked or expired; get new ones"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, tc.start, answers[tc.answer])

@@ -95,7 +95,7 @@ func (w *testbed) portIntersection(addresses int) {
 	for _, m := range w.both() {
 		m.wants("ports", want)
 		// Each says it once it has seen both.
-		if said := m.condition("ports", "Conflict", metav1.ConditionTrue, "PortConflict"); !strings.Contains(said, "only ports that are the same in all of them") {
+		if said := m.condition("ports", "Conflict", metav1.ConditionTrue, "PortConflict"); !strings.Contains(said, "only the ports that all of them have") {
 			w.t.Errorf("%s is told %q", m.id, said)
 		}
 	}

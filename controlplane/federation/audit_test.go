@@ -322,7 +322,7 @@ func (w *testbed) epochs() map[clusterset.ClusterID]int64 {
 // asked is a line of the metrics of an API server that counts requests that change something.
 var asked = regexp.MustCompile(`^apiserver_request_total\{.*code="(\d+)".*resource="(\w+)".*verb="(POST|PUT|PATCH|APPLY|DELETE|DELETECOLLECTION)".*\} (\S+)$`)
 
-// requests returns the number of write requests to all members, Leases excluded, whoever sent them and whatever the
+// requests returns the number of write requests to all members, Leases excluded, from any client and with any
 // response. In a testbed where a member refuses writes, refused requests are left out.
 func (w *testbed) requests() map[string]string {
 	w.t.Helper()

@@ -138,7 +138,7 @@ func TestKilledLeader(t *testing.T) {
 		reigns.succession(id, "a/one", "b/two")
 	}
 	if len(led) == 0 {
-		t.Error("nobody was led by the one that was killed")
+		t.Error("the killed process led no member")
 	}
 	eventually(t, "b reports the leader", func() bool { return w.status("b", "c").Leader == "b/two" })
 	if moved := writes.take("because of a new leader", before); moved > 0 {
@@ -427,7 +427,7 @@ func TestWipedMember(t *testing.T) {
 	for _, kind := range audited {
 		for _, o := range w.list("c", kind).Items {
 			if isOurs(&o) || epochOf(&o) != "" {
-				t.Errorf("%s was written into what c is now", describe(&o))
+				t.Errorf("%s was written into the other cluster", describe(&o))
 			}
 		}
 	}
@@ -507,7 +507,7 @@ func TestTakenName(t *testing.T) {
 		"b EVENT NameTaken of Service web", "c TOLD Service web", "c EVENT NameTaken of Service web")...)
 	now := &corev1.Service{}
 	if err := w.admin["b"].Get(t.Context(), client.ObjectKeyFromObject(own), now); err != nil || now.ResourceVersion != own.ResourceVersion {
-		t.Errorf("somebody's own Service was written: %+v (%v)", now, err)
+		t.Errorf("a user's Service was written: %+v (%v)", now, err)
 	}
 	if err := w.admin["b"].Delete(t.Context(), own); err != nil {
 		t.Fatal(err)

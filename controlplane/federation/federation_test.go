@@ -62,7 +62,7 @@ func TestFederationLifecycle(t *testing.T) {
 	eventually(t, "a property that was created from a claim follows it", func() bool {
 		return w.admin["a"].Get(t.Context(), client.ObjectKey{Name: about.ClusterID}, property) == nil && property.Spec.Value == "a"
 	})
-	property.Labels, property.Spec.Value = nil, "x" // now it is somebody's own
+	property.Labels, property.Spec.Value = nil, "x" // now it is a user's
 	if err := w.admin["a"].Update(t.Context(), property); err != nil {
 		t.Fatal(err)
 	}

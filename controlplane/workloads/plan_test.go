@@ -37,7 +37,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-func TestWhatAServerAsksFor(t *testing.T) {
+func TestServerLabels(t *testing.T) {
 	cloud := CloudSettings{Name: "east", Namespace: "demo", Namespaces: []string{"shop"}, Ports: DefaultPorts}
 	for name, tc := range map[string]struct {
 		labels string // KEY=VALUE, with blanks between
@@ -71,7 +71,7 @@ func TestWhatAServerAsksFor(t *testing.T) {
 	}
 }
 
-// at returns a machine of the Service demo/web, made so many seconds after all others.
+// at returns a machine of the Service demo/web, created that many seconds after an arbitrary time.
 func at(second int, addr, ports string) machine {
 	parsed, err := parsePorts(ports)
 	if err != nil {
@@ -83,8 +83,9 @@ func at(second int, addr, ports string) machine {
 	}
 }
 
-// The older machine decides what a port of the Service is; a younger one is served where it agrees, and told where not.
-func TestTheOlderMachineCounts(t *testing.T) {
+// The older machine defines a port of the Service. A younger one serves it where it agrees, and reports a problem where it
+// does not.
+func TestOlderMachineTakesPrecedence(t *testing.T) {
 	old, young := at(1, "10.0.0.1", "http:80"), at(2, "10.0.0.2", "web:80=8080,http:81")
 	old.annotations = map[string]string{v1alpha1.AnnotationGlobalService: "one"}
 	young.annotations = map[string]string{v1alpha1.AnnotationGlobalService: "two"}
@@ -106,8 +107,8 @@ func TestTheOlderMachineCounts(t *testing.T) {
 	}
 }
 
-// Whatever the order of machines, the same comes of them: slices with every address once.
-func TestTheOrderOfMachinesDoesNotMatter(t *testing.T) {
+// The slices are the same for any order of the machines, and have every address once.
+func TestBuildIgnoresOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var machines []machine
 		for i := range rapid.IntRange(1, 250).Draw(t, "machines") {
@@ -146,7 +147,7 @@ func TestSlicesAreSmall(t *testing.T) {
 	}
 }
 
-func TestSettingsNameTheirFaults(t *testing.T) {
+func TestInvalidSettings(t *testing.T) {
 	s := Settings{Clouds: []CloudSettings{{Name: "east", Namespace: "demo"}, {Name: "east", Namespaces: []string{"Shop"}, Ports: "many"}}}
 	err := s.Complete()
 	for _, want := range []string{"clouds[1].name", "clouds[1].namespace:", "clouds[1].namespaces:", "clouds[1].ports:"} {

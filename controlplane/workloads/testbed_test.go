@@ -37,10 +37,10 @@ func TestMain(m *testing.M) {
 	os.Exit(apitest.Run(m, &server))
 }
 
-// cloud is one of servers in memory.
+// cloud is an in-memory cloud.
 type cloud struct {
 	mu      sync.Mutex
-	away    bool
+	silent  bool
 	servers []workloads.Server
 	asked   int // how often it was
 }
@@ -49,14 +49,13 @@ func (c *cloud) Servers(context.Context) ([]workloads.Server, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.asked++
-	if c.away {
-		return nil, errors.New("the cloud is away")
+	if c.silent {
+		return nil, errors.New("the cloud does not respond")
 	}
 	return slices.Clone(c.servers), nil
 }
 
-// set changes the cloud, and returns when it was asked twice since: what the first answer led to has been written or has
-// begun to be.
+// set changes the cloud and waits until it was listed twice: the writes of the first list have begun by then.
 func (c *cloud) set(t *testing.T, change func(*cloud)) {
 	t.Helper()
 	c.mu.Lock()
@@ -70,7 +69,7 @@ func (c *cloud) set(t *testing.T, change func(*cloud)) {
 	})
 }
 
-// vm returns a server of the Service web that runs.
+// vm returns a running server of the Service web.
 func vm(id string, addr string, labels ...string) workloads.Server {
 	s := workloads.Server{ID: id, Name: "name-" + id, Running: true, Created: time.Unix(1, 0), Labels: map[string]string{v1alpha1.MachineServiceAntrea: "web"}}
 	if addr != "" {
@@ -83,7 +82,7 @@ func vm(id string, addr string, labels ...string) workloads.Server {
 	return s
 }
 
-// world is a namespace of its own, and a cloud whose servers' Services are there.
+// testbed is a namespace and a cloud whose servers have their Services in it.
 type testbed struct {
 	client.Client
 
@@ -109,7 +108,7 @@ func newTestbed(t *testing.T) *testbed {
 	return &testbed{Client: c, t: t, namespace: ns.Name, cloud: &cloud{}}
 }
 
-// run runs a VMs until the returned function is called, or the test ends.
+// run runs a Controller until the returned function is called or the test ends.
 func (w *testbed) run() (*workloads.Controller, func()) {
 	w.t.Helper()
 	settings := workloads.Settings{Clouds: []workloads.CloudSettings{{Name: "east", Namespace: w.namespace, Interval: metav1.Duration{Duration: time.Second}}}}
@@ -133,7 +132,7 @@ func (w *testbed) run() (*workloads.Controller, func()) {
 	return v, stop
 }
 
-// service returns a Service, nil if it is not there.
+// service returns a Service, nil if it does not exist.
 func (w *testbed) service(name string) *corev1.Service {
 	w.t.Helper()
 	svc := &corev1.Service{}
@@ -147,8 +146,8 @@ func (w *testbed) service(name string) *corev1.Service {
 	return svc
 }
 
-// endpoints returns those of a Service, sorted: ADDRESS:PORT, with "down" before it if it is not ready. versions are
-// those of its slices.
+// endpoints returns the endpoints of a Service, sorted: ADDRESS:PORT, with "down" before it if it is not ready. versions
+// are the resource versions of its slices.
 func (w *testbed) endpoints(name string) (all, versions []string) {
 	w.t.Helper()
 	var list discoveryv1.EndpointSliceList
@@ -171,7 +170,7 @@ func (w *testbed) endpoints(name string) (all, versions []string) {
 	return all, versions
 }
 
-// await waits until a Service leads to endpoints; it is there even without any.
+// await waits until a Service exists and leads to endpoints, or to none.
 func (w *testbed) await(name string, endpoints ...string) {
 	w.t.Helper()
 	eventually(w.t, name+" leads to "+strings.Join(endpoints, ", "), func() bool {
@@ -180,7 +179,7 @@ func (w *testbed) await(name string, endpoints ...string) {
 	})
 }
 
-// awaitGone waits until there is nothing of a Service.
+// awaitGone waits until no object of a Service is left.
 func (w *testbed) awaitGone(name string) {
 	w.t.Helper()
 	eventually(w.t, name+" is gone", func() bool {
@@ -198,7 +197,7 @@ func (w *testbed) create(o client.Object) {
 	}
 }
 
-// told returns what our events about a Service say. The API server has some of its own, when it is slow to see an address.
+// told returns the notes of our events on a Service. A slow API server writes events of its own.
 func (w *testbed) told(name string) (notes []string) {
 	w.t.Helper()
 	var list eventsv1.EventList
@@ -226,14 +225,14 @@ func (w *testbed) offered(name string) (status metav1.ConditionStatus, message s
 	return status, message
 }
 
-// problems returns those of machines of this world. Those of others are in the same API server.
+// problems returns the problems of the machines of this testbed. Other testbeds share the API server.
 func (w *testbed) problems(v *workloads.Controller) []string {
 	return slices.DeleteFunc(v.State().Problems, func(p string) bool {
 		return strings.HasPrefix(p, "externalworkload ") && !strings.HasPrefix(p, "externalworkload "+w.namespace+"/")
 	})
 }
 
-// eventually waits until done is true.
+// eventually waits until done returns true.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)

@@ -14,8 +14,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
 
-// A Service is made with the first server that asks for it, and removed with the last.
-func TestAServiceOfServers(t *testing.T) {
+// A Service is created with the first server that asks for it, and deleted with the last.
+func TestServiceOfServers(t *testing.T) {
 	w := newTestbed(t)
 	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1"), {ID: "0", Name: "asks for nothing", Running: true}}
 	w.run()
@@ -36,14 +36,14 @@ func TestAServiceOfServers(t *testing.T) {
 	w.awaitGone("web")
 }
 
-// What a silent cloud said last counts on, for a process that never heard it too.
-func TestASilentCloudRemovesNothing(t *testing.T) {
+// The last list of a silent cloud stays in effect, also for a process that has never read the cloud.
+func TestSilentCloudRemovesNothing(t *testing.T) {
 	w := newTestbed(t)
 	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1", v1alpha1.MachinePorts+"=http:80=8080")}
 	_, stop := w.run()
 	w.await("web", "10.9.0.1:8080")
 	_, before := w.endpoints("web")
-	silent := func(c *cloud) { c.away, c.servers = true, nil }
+	silent := func(c *cloud) { c.silent, c.servers = true, nil }
 	w.cloud.set(t, silent)
 	stop()
 	v, _ := w.run()
@@ -61,11 +61,11 @@ func TestASilentCloudRemovesNothing(t *testing.T) {
 	if s := v.State(); len(s.Clouds) != 1 || s.Clouds[0].Err == nil {
 		t.Errorf("state %+v", s)
 	}
-	w.cloud.set(t, func(c *cloud) { c.away = false })
+	w.cloud.set(t, func(c *cloud) { c.silent = false })
 	w.await("web", "10.9.1.2:5432")
 }
 
-// Nothing is written while nothing changes, and by a new process neither.
+// Neither a running nor a new process writes while nothing changes.
 func TestUnchangedContentIsNotWritten(t *testing.T) {
 	w := newTestbed(t)
 	w.cloud.servers = []workloads.Server{vm("2", "10.9.0.2"), vm("1", "10.9.0.1", v1alpha1.AnnotationGlobalServiceAntreaTanzu+"=shop")}
@@ -90,8 +90,8 @@ func TestUnchangedContentIsNotWritten(t *testing.T) {
 	}
 }
 
-// A Service of somebody's own stays as it is; its owner and the machines are told.
-func TestAServiceOfSomebodysOwn(t *testing.T) {
+// A user's Service stays unchanged; its owner gets an event, and the machines report a problem.
+func TestUsersServiceIsNotChanged(t *testing.T) {
 	w := newTestbed(t)
 	for _, name := range []string{"web", "db"} {
 		w.create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}})
@@ -116,7 +116,7 @@ func TestAServiceOfSomebodysOwn(t *testing.T) {
 	w.await("db", "10.9.1.1:5432")
 }
 
-// What makes the Service a member of a federated one comes from its machines and goes with them; what people write stays.
+// Annotations for membership of a federated Service come from the machines and go with them. Annotations of users stay.
 func TestAnnotationsOfAService(t *testing.T) {
 	w := newTestbed(t)
 	db := workload("db", "10.9.1.1")
@@ -146,8 +146,8 @@ func TestAnnotationsOfAService(t *testing.T) {
 	eventually(t, "they go", func() bool { return cmp.Equal(want, carried()) })
 }
 
-// A server whose metadata make no sense any more serves what it served.
-func TestBadMetadataLosesNothing(t *testing.T) {
+// A server whose metadata became invalid keeps the Service that it had.
+func TestInvalidMetadataRemovesNothing(t *testing.T) {
 	w := newTestbed(t)
 	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1")}
 	v, _ := w.run()
@@ -161,7 +161,7 @@ func TestBadMetadataLosesNothing(t *testing.T) {
 	}
 }
 
-// workload returns a machine of no cloud, which serves 5432.
+// workload returns an ExternalWorkload that serves 5432.
 func workload(name string, addresses ...string) *v1alpha1.ExternalWorkload {
 	return &v1alpha1.ExternalWorkload{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -169,7 +169,7 @@ func workload(name string, addresses ...string) *v1alpha1.ExternalWorkload {
 	}
 }
 
-// behind lets a machine stand behind another Service.
+// behind makes a machine serve another Service.
 func behind(service string, w *v1alpha1.ExternalWorkload) *v1alpha1.ExternalWorkload {
 	w.Spec.Service = service
 	return w

@@ -192,7 +192,7 @@ func TestRevoke(t *testing.T) {
 	if err := asks(t.Context(), asMember, "revoke"); err != nil {
 		t.Fatal(err)
 	}
-	if err := Revoke(t.Context(), asAdmin, "revoke", "b"); !errors.Is(err, ErrNoMember) || !strings.Contains(err.Error(), "no such member: b; there are a") {
+	if err := Revoke(t.Context(), asAdmin, "revoke", "b"); !errors.Is(err, ErrNoMember) || !strings.Contains(err.Error(), "no such member: b; the members are a") {
 		t.Errorf("revoked b: %v", err)
 	}
 	if err := Revoke(t.Context(), asAdmin, "default", "a"); !errors.Is(err, ErrNoBroker) {

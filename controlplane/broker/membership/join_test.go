@@ -243,9 +243,9 @@ func TestJoinRefusesAndWritesNothing(t *testing.T) {
 		"pods in the range":            {func(r *Request) { r.Addresses.Pods = cidrs("243.3.0.0/16") }, ErrOverlap, "pod CIDR 243.3.0.0/16 of this cluster lies in the range 243.0.0.0/14 of ClusterSetIPs"},
 		"a block outside of the range": {func(r *Request) { r.Blocks = cidrs("244.0.0.0/16") }, nil, "--clusterset-ip-cidr 244.0.0.0/16 lies outside of the ClusterSet's ranges [243.0.0.0/14]; choose a part of them"},
 		"a block around the range":     {func(r *Request) { r.Blocks = cidrs("243.0.0.0/8") }, nil, "lies outside of the ClusterSet's ranges"},
-		"a block of another member":    {func(r *Request) { r.Blocks = cidrs("243.3.0.0/16") }, ErrOverlap, "--clusterset-ip-cidr 243.3.0.0/16 and block 243.2.0.0/15 of member a; choose another one"},
-		"a loopback block":             {func(r *Request) { r.Blocks = cidrs("127.0.0.0/16") }, nil, "holds unspecified, loopback, link-local"},
-		"a link-local block":           {func(r *Request) { r.Blocks = cidrs("169.254.0.0/16") }, nil, "holds unspecified, loopback, link-local"},
+		"a block of another member":    {func(r *Request) { r.Blocks = cidrs("243.3.0.0/16") }, ErrOverlap, "--clusterset-ip-cidr 243.3.0.0/16 and block 243.2.0.0/15 of member a; choose another block"},
+		"a loopback block":             {func(r *Request) { r.Blocks = cidrs("127.0.0.0/16") }, nil, "contains unspecified, loopback, link-local"},
+		"a link-local block":           {func(r *Request) { r.Blocks = cidrs("169.254.0.0/16") }, nil, "contains unspecified, loopback, link-local"},
 		"no pods anywhere":             {func(r *Request) { r.Addresses.Pods = nil }, nil, "no pod CIDR found on any node of the cluster; give --pod-cidr"},
 		"a namespace without a broker": {func(r *Request) { r.Broker.Namespace = "default" }, ErrNoBroker, "it has no ClusterSetConfig default/clusterset"},
 	}
@@ -465,7 +465,7 @@ func TestIdentity(t *testing.T) {
 	if err := member.Create(t.Context(), elsewhere); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Join(t.Context(), asAdmin, member, r); err == nil || !strings.Contains(err.Error(), "says that this cluster belongs to ClusterSet test; let it leave that before it joins prod") {
+	if _, err := Join(t.Context(), asAdmin, member, r); err == nil || !strings.Contains(err.Error(), "of this cluster names ClusterSet test; let it leave that before it joins prod") {
 		t.Errorf("a member of another ClusterSet joined: %v", err)
 	}
 	if err := member.Delete(t.Context(), elsewhere); err != nil {

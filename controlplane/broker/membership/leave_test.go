@@ -383,7 +383,7 @@ func TestForceLeave(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, asAdmin, ns, "mine", "243.0.0.2", []clusterset.ClusterID{"a"}, []clusterset.ClusterID{"a"})
-	if _, err := ForceLeave(t.Context(), asAdmin, ns, "nobody"); !errors.Is(err, ErrNoMember) || !strings.Contains(err.Error(), "no such member: nobody; there are a") {
+	if _, err := ForceLeave(t.Context(), asAdmin, ns, "nobody"); !errors.Is(err, ErrNoMember) || !strings.Contains(err.Error(), "no such member: nobody; the members are a") {
 		t.Errorf("nobody left: %v", err)
 	}
 	left, err := ForceLeave(t.Context(), asAdmin, ns, "a")

@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(apitest.Run(m, &server))
 }
 
-// TestAnIDThatAFederationRefersToStays walks through what a Federation may say of its cluster.
-func TestAnIDThatAFederationRefersToStays(t *testing.T) {
+// The policy follows the Federation: without one, with one that lists the id, and with one without members.
+func TestReferredClaimCannotChange(t *testing.T) {
 	ctx := t.Context()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{federationv1alpha1.AddToScheme, admissionv1.AddToScheme} {
@@ -72,9 +72,9 @@ func TestAnIDThatAFederationRefersToStays(t *testing.T) {
 			}
 		}
 	}
-	refused("another id, in a cluster that leads nobody", true, change("west"))
-	refused("no id, in a cluster that leads nobody", true, remove)
-	refused("no claims at all, in a cluster that leads nobody", true, removeAll)
+	refused("another id, in a cluster without members", true, change("west"))
+	refused("no id, in a cluster without members", true, remove)
+	refused("no claims at all, in a cluster without members", true, removeAll)
 	refused("the same id", false, change("east"))
 
 	member := func(id string) []federationv1alpha1.MemberCluster {

@@ -37,8 +37,8 @@ func newClient(t testing.TB, cfg *rest.Config) client.Client {
 	return c
 }
 
-// world is three clusters, in which tokens are issued.
-func world(t *testing.T) (a, b, c Cluster) {
+// newTestbed returns three clusters, in which tokens are issued.
+func newTestbed(t *testing.T) (a, b, c Cluster) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var issuers errgroup.Group

@@ -66,7 +66,7 @@ func (r *endless) Reconcile(context.Context, reconcile.Key, reconcile.Writer, []
 	return nil
 }
 
-// A supervisor that ends, or no longer leads, leaves the remaining keys to the next writer.
+// A supervisor that ends, or no longer leads, leaves the remaining keys to the next leader.
 func TestQueueEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -46,11 +46,11 @@ func TestMain(m *testing.M) {
 	os.Exit(apitest.Run(m, &serverA, &serverB, &serverC))
 }
 
-// installed is where Isthmus is, in all members.
+// installed is the namespace of Isthmus in all members.
 const installed = "isthmus-system"
 
-// antrea is the kind ClusterNetworkPolicy as far as tests need it. Where it has a default for spec.tier, an API server
-// makes something else of what another one has.
+// antrea is the kind ClusterNetworkPolicy, reduced to the fields that tests need. With a default for spec.tier, an API
+// server stores more than it was given.
 const antrea = `
 metadata: {name: clusternetworkpolicies.crd.antrea.io}
 spec:
@@ -70,14 +70,14 @@ spec:
           status: {type: object, x-kubernetes-preserve-unknown-fields: true}
 `
 
-// federation is a, b and c: a has Antrea's kind, b has it with a default, and c does not.
+// federation returns a, b and c: a has Antrea's kind, b has it with a default, and c lacks it.
 func federation(t *testing.T) *reconciletest.Federation {
 	t.Helper()
 	f, _, _ := guarded(t, time.Millisecond)
 	return f
 }
 
-// guarded is federation with another window of the guard, with the Part, and what is asked of a.
+// guarded is federation with another window of the guard. It also returns the Reconciler and the write requests to a.
 func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Reconciler, *apitest.Writes) {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -120,7 +120,7 @@ func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Re
 	return f, p, writes
 }
 
-// namespace makes one, unless it is there.
+// namespace creates a namespace unless it exists.
 func namespace(t *testing.T, m *reconciletest.Member, name string) {
 	t.Helper()
 	ns := &corev1.Namespace{}
@@ -130,7 +130,7 @@ func namespace(t *testing.T, m *reconciletest.Member, name string) {
 	}
 }
 
-// put creates an object, as a user does, and removes it when the test ends.
+// put creates an object as a user does, and deletes it when the test ends.
 func put(t *testing.T, m *reconciletest.Member, text string) *unstructured.Unstructured {
 	t.Helper()
 	o := &unstructured.Unstructured{}
@@ -148,7 +148,7 @@ func put(t *testing.T, m *reconciletest.Member, text string) *unstructured.Unstr
 	return o
 }
 
-// get returns what a member has of o, nil when it has nothing of that name.
+// get returns the object of a member with the name of o, nil if there is none.
 func get(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured) *unstructured.Unstructured {
 	t.Helper()
 	have := &unstructured.Unstructured{}
@@ -163,7 +163,7 @@ func get(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured) *u
 	return have
 }
 
-// change updates what a member has of o, as a user does.
+// change updates a member's o as a user does.
 func change(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured, edit func(*unstructured.Unstructured)) {
 	t.Helper()
 	have := get(t, m, o)
@@ -173,7 +173,7 @@ func change(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured,
 	}
 }
 
-// settle syncs all members until statuses say what copies say. Only what is refused may fail.
+// settle reconciles all members until the statuses describe the copies. Only refused writes may fail.
 func settle(t *testing.T, f *reconciletest.Federation) {
 	t.Helper()
 	for range 2 {
@@ -183,7 +183,7 @@ func settle(t *testing.T, f *reconciletest.Federation) {
 	}
 }
 
-// gone syncs until a member has nothing of the name of o any more: what vanished is in doubt for a moment.
+// gone reconciles until a member has no object with the name of o: the guard holds a withdrawal back for a moment.
 func gone(t *testing.T, f *reconciletest.Federation, m *reconciletest.Member, o *unstructured.Unstructured) {
 	t.Helper()
 	err := admin.Await(t.Context(), "the copy is still there", func() (bool, error) {
@@ -195,7 +195,7 @@ func gone(t *testing.T, f *reconciletest.Federation, m *reconciletest.Member, o 
 	}
 }
 
-// states is the status of o in m, as "MEMBER STATE" sorted.
+// states returns the status of o in m, as sorted "MEMBER STATE".
 func states(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured) string {
 	t.Helper()
 	var all []string
@@ -206,8 +206,8 @@ func states(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured)
 	return strings.Join(all, ", ")
 }
 
-// refusing gives a member a webhook that refuses policies with annotation wanted=no, until the test ends, and waits
-// until it does. When the returned server is closed it refuses all.
+// refusing installs a webhook in a member that refuses policies with the annotation wanted=no until the test ends, and
+// waits until it is effective. After the returned server is closed the member refuses all policies.
 func refusing(t *testing.T, m *reconciletest.Member) *httptest.Server {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestStrangers(t *testing.T) {
+func TestLocalPeers(t *testing.T) {
 	tests := map[string]struct {
 		text string
 		want []string

@@ -14,7 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// policy is a NetworkPolicy demo/allow, as old as minutes say, with a spec that says text.
+// policy returns a NetworkPolicy demo/allow with an age in minutes and a spec that contains text.
 func policy(minutes int, text string, annotations map[string]string) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"says": text}}}
 	o.SetAPIVersion("networking.k8s.io/v1")
@@ -30,7 +30,7 @@ func asked(minutes int, text string) *unstructured.Unstructured {
 	return policy(minutes, text, map[string]string{federationv1alpha1.AnnotationPolicyAntrea: "true", "kept": "yes", "kubectl.kubernetes.io/last-applied-configuration": "{}"})
 }
 
-// in is a member that answers and has o.
+// in returns the state of a reachable member that has o.
 func in(id clusterset.ClusterID, o *unstructured.Unstructured) observed {
 	return observed{member: id, read: true, reachable: true, served: true, namespace: true, object: o}
 }
@@ -67,7 +67,7 @@ func TestDecide(t *testing.T) {
 		edited bool
 		state  State
 	}{
-		"nobody has it":                {into: in("c", nil), others: []observed{in("b", nil)}, want: leave},
+		"no member has it":             {into: in("c", nil), others: []observed{in("b", nil)}, want: leave},
 		"new":                          {into: in("c", nil), others: []observed{in("b", asked(1, "x"))}, want: create, state: Pending},
 		"right":                        {into: in("c", made), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
 		"origin has changed":           {into: in("c", made), others: []observed{in("b", asked(1, "y"))}, want: replace, state: Pending},
@@ -75,7 +75,7 @@ func TestDecide(t *testing.T) {
 		"copy lost a label":            {into: in("c", edit(made, annotate("kept", "no"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
 		"copy was asked to travel":     {into: in("c", edit(made, annotate(federationv1alpha1.AnnotationPolicy, "true"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
 		"copy was mended":              {into: in("c", edit(made, annotate(annotationRestored, "noon"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Drift},
-		"somebody notes on a copy":     {into: in("c", edit(made, annotate("note", "x"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
+		"a user annotates a copy":      {into: in("c", edit(made, annotate("note", "x"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
 		"server stores something else": {into: in("c", edit(edit(made, say("X")), annotate(annotationStored, digest(map[string]any{"spec": map[string]any{"says": "X"}})))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
 		"other origin now":             {into: in("c", made), others: []observed{in("a", asked(2, "x")), in("b", asked(1, "x"))}, want: replace, state: Pending},
 
@@ -100,7 +100,7 @@ func TestDecide(t *testing.T) {
 		"origin's cluster is silent":     {into: in("c", made), others: []observed{with(in("b", nil), func(h *observed) { h.reachable = false })}, want: leave},
 		"origin's cluster is not known":  {into: in("c", made), others: []observed{with(in("b", nil), func(h *observed) { h.read = false })}, want: leave},
 		"origin's cluster lost the kind": {into: in("c", made), others: []observed{with(in("b", nil), func(h *observed) { h.served = false })}, want: leave},
-		"silent origin counts on":        {into: in("c", nil), others: []observed{with(in("b", asked(1, "x")), func(h *observed) { h.reachable = false })}, want: create, state: Pending},
+		"silent origin stays":            {into: in("c", nil), others: []observed{with(in("b", asked(1, "x")), func(h *observed) { h.reachable = false })}, want: create, state: Pending},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -123,7 +123,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestCopyFrom: what travels, and what stays with the original.
+// A copy has the content of its origin, without the marks that belong to the origin.
 func TestCopyFrom(t *testing.T) {
 	o := asked(1, "x")
 	o.SetLabels(map[string]string{"app": "shop", "argocd.argoproj.io/instance": "shop", "app.kubernetes.io/managed-by": "Helm"})
@@ -151,9 +151,9 @@ func TestCopyFrom(t *testing.T) {
 	}
 }
 
-// TestMembersAgree: whatever the order in which members are seen, all leaders do the same; a federation in which each
-// did what was decided has nothing more to do; and what is not a copy stays as it is.
-func TestMembersAgree(t *testing.T) {
+// All leaders decide the same in any order of the members. After every leader has acted, none has anything left to do.
+// Objects that are not copies stay unchanged.
+func TestLeadersAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(id string) observed {
 			h := in(clusterset.ClusterID(id), nil)
@@ -187,7 +187,7 @@ func TestMembersAgree(t *testing.T) {
 			}
 			if all[i].object != nil {
 				if _, ok := copyOf(all[i].object); !ok {
-					t.Fatalf("the leader of %s would %s somebody's own object", all[i].member, s.verb)
+					t.Fatalf("the leader of %s would %s a user's object", all[i].member, s.verb)
 				}
 			}
 			next[i].object = s.want // nil when it is removed

@@ -23,7 +23,7 @@ metadata: {namespace: demo, name: allow, annotations: {federated.anp.antreaplus.
 spec: {podSelector: {matchLabels: {app: shop}}, policyTypes: [Ingress]}
 `
 
-// selects makes a NetworkPolicy apply to another app.
+// selects makes a NetworkPolicy select another app.
 func selects(app string) func(*unstructured.Unstructured) {
 	return func(o *unstructured.Unstructured) {
 		_ = unstructured.SetNestedField(o.Object, app, "spec", "podSelector", "matchLabels", "app") // of an object of JSON
@@ -38,9 +38,9 @@ func appOf(o *unstructured.Unstructured) string {
 	return app
 }
 
-// TestPoliciesTravel follows a policy from its making to its end: into members that have its namespace, through
-// changes of the origin and edits of copies, and away, also from a member that did not answer then.
-func TestPoliciesTravel(t *testing.T) {
+// A policy reaches the members with its namespace. Copies follow changes of the origin, edits of copies are undone, and
+// copies go with the origin, also in a member that was silent then.
+func TestPolicyLifecycle(t *testing.T) {
 	f, _, writes := guarded(t, time.Millisecond)
 	a, b, c := f.Member("a"), f.Member("b"), f.Member("c")
 	demo := "demo-" + strings.ToLower(rand.Text()) // which no server has
@@ -74,7 +74,7 @@ func TestPoliciesTravel(t *testing.T) {
 		t.Errorf("after the origin changed, b has %s and c %s", b, c)
 	}
 
-	// What somebody adds to a copy, a rule or a field that the origin does not have, is taken away.
+	// A rule or field that a user adds to a copy is removed.
 	b.Events()
 	change(t, b, origin, selects("mine"))
 	change(t, c, origin, func(o *unstructured.Unstructured) {
@@ -85,7 +85,7 @@ func TestPoliciesTravel(t *testing.T) {
 		t.Errorf("an edit of b's copy stayed: %s", have)
 	}
 	if _, more, _ := unstructured.NestedSlice(get(t, c, origin).Object, "spec", "ingress"); more {
-		t.Error("a rule that somebody added to c's copy stayed")
+		t.Error("a rule that a user added to c's copy stayed")
 	}
 	if have := states(t, a, origin); have != "b drift, c drift" {
 		t.Errorf("status after edits: %s", have)
@@ -114,7 +114,7 @@ func TestPoliciesTravel(t *testing.T) {
 	}
 }
 
-// TestSilenceRemovesNothing: neither a member that is away nor one that was never read takes back what it asked for.
+// Neither a silent member nor one that was never read withdraws its policies.
 func TestSilenceRemovesNothing(t *testing.T) {
 	f := federation(t)
 	a, b := f.Member("a"), f.Member("b")
@@ -133,13 +133,13 @@ func TestSilenceRemovesNothing(t *testing.T) {
 		_ = anew.Reconcile(t.Context()) // says that a was never read
 	}
 	if get(t, b, origin) == nil {
-		t.Error("the copy is gone, and nobody said that the origin is")
+		t.Error("the copy is gone, although the origin was not withdrawn")
 	}
 	a.Back()
 	gone(t, f, b, origin)
 }
 
-// TestMassWithdrawal: when most of what a cluster asked for vanishes at once and without a word, it stays.
+// When most policies of a cluster vanish at once without being withdrawn, their copies stay.
 func TestMassWithdrawal(t *testing.T) {
 	f, p, _ := guarded(t, time.Second)
 	a, b := f.Member("a"), f.Member("b")
@@ -162,10 +162,10 @@ func TestMassWithdrawal(t *testing.T) {
 	settle(t, f)
 	for _, o := range all {
 		if get(t, b, o) == nil {
-			t.Errorf("%s is gone, on the word of nobody", o.GetName())
+			t.Errorf("%s is gone, although it was not withdrawn", o.GetName())
 		}
 	}
-	// A copy that somebody deletes meanwhile is not made again.
+	// A copy that a user deletes meanwhile is not created again.
 	if err := b.Client().Delete(t.Context(), get(t, b, all[0])); err != nil {
 		t.Fatal(err)
 	}
@@ -182,9 +182,9 @@ func TestMassWithdrawal(t *testing.T) {
 	}
 }
 
-// TestOwnObjectsStay: an object of the policy's name that is no copy is never touched, and that is said; so it is
-// with the younger one of two that shall travel.
-func TestOwnObjectsStay(t *testing.T) {
+// A user's object with the policy's name is never changed, and the status reports it. The same holds for the younger of two
+// origins.
+func TestUsersObjectsStay(t *testing.T) {
 	f := federation(t)
 	a, b, c := f.Member("a"), f.Member("b"), f.Member("c")
 	namespace(t, a, "demo")
@@ -197,13 +197,13 @@ func TestOwnObjectsStay(t *testing.T) {
 		t.Errorf("status: %s", have)
 	}
 	if have := get(t, b, mine); appOf(have) != "mine" || have.GetResourceVersion() != mine.GetResourceVersion() {
-		t.Errorf("somebody's own policy was written: %v", have.Object)
+		t.Errorf("a user's policy was written: %v", have.Object)
 	}
 	if events := a.Events(); len(events) != 1 || !strings.Contains(events[0], "Warning NotReplicated demo/allow: member b: taken") {
 		t.Errorf("events in a: %q", events)
 	}
 
-	// It asks to travel now, and is older.
+	// The older object is annotated now.
 	change(t, b, mine, func(o *unstructured.Unstructured) {
 		o.SetAnnotations(map[string]string{federationv1alpha1.AnnotationPolicy: "true"})
 	})
@@ -223,8 +223,8 @@ func TestOwnObjectsStay(t *testing.T) {
 	}
 }
 
-// TestRefusedPolicy: a member whose webhook does not want a policy says why in the status, other members have it, and it is
-// taken back when the policy is wanted.
+// A member whose webhook refuses a policy reports the reason, and the other members get the policy. The report is deleted
+// when the webhook accepts it.
 func TestRefusedPolicy(t *testing.T) {
 	f := federation(t)
 	a, b, c := f.Member("a"), f.Member("b"), f.Member("c")
@@ -272,7 +272,7 @@ func TestRefusedPolicy(t *testing.T) {
 	}
 }
 
-// TestKindsDiffer: a kind that a member does not have, and one of which it stores more than it was given.
+// One member lacks the kind, and another one stores more than it was given.
 func TestKindsDiffer(t *testing.T) {
 	f := federation(t)
 	a, b := f.Member("a"), f.Member("b")
@@ -301,7 +301,7 @@ spec:
 		t.Errorf("%d copies are counted in b", n)
 	}
 
-	// Of its peers, one is no federated Service yet, and one never will be.
+	// One peer is not a federated Service yet, and another one never will be.
 	peers := []string{
 		"spec.egress[0].toServices[0] names Service isthmus-system/shop, which is not a federated one",
 		"spec.egress[1].to[0].podSelector selects pods of the cluster that enforces it",
@@ -327,7 +327,7 @@ spec: {ports: [{port: 80}]}
 		t.Errorf("events in a: %q", events)
 	}
 
-	// The field that the member adds is still known from one that somebody adds.
+	// The member's default is still distinguished from a field that a user adds.
 	change(t, b, origin, func(o *unstructured.Unstructured) {
 		_ = unstructured.SetNestedField(o.Object, "mine", "spec", "tier") // of an object of JSON
 	})

@@ -22,7 +22,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// simulated is a member without an API server: what is written is read at once.
+// simulated is a member without an API server. Its cache has each write at once.
 type simulated struct {
 	*objectcache.Cache
 
@@ -44,7 +44,7 @@ func (m *simulated) Annotate(context.Context, client.Object, map[string]string) 
 	return nil
 }
 
-// simulate makes one that has nothing but the namespace of global federated Services.
+// simulate returns a simulated member with only the namespace of global federated Services.
 func simulate(tb testing.TB, p *services.Reconciler, id clusterset.ClusterID) *simulated {
 	tb.Helper()
 	m := &simulated{id: id}
@@ -59,7 +59,7 @@ func simulate(tb testing.TB, p *services.Reconciler, id clusterset.ClusterID) *s
 	return m
 }
 
-// put stores what an API server would.
+// put stores an object as an API server would.
 func (m *simulated) put(o client.Object) error {
 	m.writes++
 	o.SetUID(uuid.NewUUID())
@@ -79,8 +79,9 @@ func (m *simulated) kind(o client.Object) *objectcache.ObjectInformer {
 	}
 }
 
-// BenchmarkTwentyMembers brings one Service after another in line in 20 members that one process leads all of, each with
-// a member Service of 500 names of 20 endpoints each. It tells what stays in memory, and what one change costs.
+// BenchmarkTwentyMembers reconciles one Service after another in 20 members that one process leads. Each member has a
+// member Service with 20 endpoints for each of 500 names. It reports the memory that stays in use, and the cost of one
+// change.
 func BenchmarkTwentyMembers(b *testing.B) {
 	const members, names, endpoints = 20, 500, 20
 	var before, after runtime.MemStats
@@ -149,8 +150,8 @@ func simulatedService(cluster, i, endpoints int) (*corev1.Service, *discoveryv1.
 	return svc, es
 }
 
-// The owner of a Service is told once, though it is looked at again before the annotation was read.
-func TestAnOwnerIsToldOnce(t *testing.T) {
+// A member Service gets one event, although it is reconciled again before its annotation is in the cache.
+func TestOneEventForOneChange(t *testing.T) {
 	t.Parallel()
 	p, err := services.New(services.Config{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

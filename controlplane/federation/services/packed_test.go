@@ -14,8 +14,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// TestUnpackReturnsWhatWasPacked, and what it returns can be changed without changing what is kept.
-func TestUnpackReturnsWhatWasPacked(t *testing.T) {
+// Unpack returns the packed object. A change of the result does not change the packed form.
+func TestPackRoundTrip(t *testing.T) {
 	meta := metav1.ObjectMeta{Namespace: "demo", Name: "web-1", UID: "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", ResourceVersion: "1234"}
 	own := &discoveryv1.EndpointSlice{ObjectMeta: meta}
 	own.GenerateName, own.Labels = "ff00ff", map[string]string{
@@ -25,7 +25,7 @@ func TestUnpackReturnsWhatWasPacked(t *testing.T) {
 	imported := own.DeepCopy()
 	imported.Labels[v1beta1.LabelServiceName], imported.Labels[v1beta1.LabelSourceCluster] = "web", "a"
 	labeled := own.DeepCopy()
-	labeled.Labels["somebody"] = "else's"
+	labeled.Labels["example.org/foreign"] = "yes"
 	odd := own.DeepCopy()
 	odd.UID, odd.AddressType = "of-no-api-server", discoveryv1.AddressTypeIPv6
 	theirs := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}

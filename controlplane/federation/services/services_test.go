@@ -24,7 +24,7 @@ import (
 
 var all = []clusterset.ClusterID{"a", "b", "c"}
 
-func TestServicesOfSeveralTypesAreOneInEveryCluster(t *testing.T) {
+func TestMemberServicesOfDifferentTypes(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 	w.create("b", node)
@@ -88,7 +88,7 @@ func TestServicesOfSeveralTypesAreOneInEveryCluster(t *testing.T) {
 	}
 }
 
-func TestAServiceOfANamespaceIsWhereTheNamespaceIs(t *testing.T) {
+func TestNamespacedFederatedService(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.namespace = "only-there"
 	w.create("a", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}})
@@ -104,7 +104,7 @@ func TestAServiceOfANamespaceIsWhereTheNamespaceIs(t *testing.T) {
 	}
 }
 
-func TestWhatSomebodyTakesBackGoesAtOnce(t *testing.T) {
+func TestExplicitWithdrawal(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
@@ -126,7 +126,7 @@ func TestWhatSomebodyTakesBackGoesAtOnce(t *testing.T) {
 	}
 }
 
-func TestAServiceThatVanishedGoesWhenItIsBelieved(t *testing.T) {
+func TestVanishedServiceGoesAfterTheWindow(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	svc := w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
@@ -144,7 +144,7 @@ func TestAServiceThatVanishedGoesWhenItIsBelieved(t *testing.T) {
 	}
 }
 
-func TestAMultitudeThatVanishesStays(t *testing.T) {
+func TestMassWithdrawalIsHeld(t *testing.T) {
 	const many = 6
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	var made []*corev1.Service
@@ -171,7 +171,7 @@ func TestAMultitudeThatVanishesStays(t *testing.T) {
 	}
 }
 
-func TestASilentMemberIsNotEmpty(t *testing.T) {
+func TestSilentMemberKeepsItsEndpoints(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "empty", global, "empty", nil)
@@ -208,7 +208,7 @@ func TestASilentMemberIsNotEmpty(t *testing.T) {
 	}
 }
 
-func TestAMemberChangesItsType(t *testing.T) {
+func TestMemberServiceChangesType(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
@@ -233,7 +233,7 @@ func TestAMemberChangesItsType(t *testing.T) {
 	}
 }
 
-func TestALoadBalancerWithAHostName(t *testing.T) {
+func TestLoadBalancerHostName(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	again := w.runs()
 	w.offer("a", "web", global, "shop", func(s *corev1.Service) {
@@ -248,8 +248,9 @@ func TestALoadBalancerWithAHostName(t *testing.T) {
 	}
 }
 
-// Another process, or the same one under another spec, does not know the addresses at first, and never while no name server answers.
-func TestAddressesOfALoadBalancerOutliveWhoeverAskedForThem(t *testing.T) {
+// A new process, or one with another spec, has not resolved the host name yet, and never does while no name server
+// responds.
+func TestUnresolvedHostNameKeepsSlices(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	again := w.runs()
 	web := w.offer("a", "web", global, "shop", func(s *corev1.Service) {
@@ -268,7 +269,7 @@ func TestAddressesOfALoadBalancerOutliveWhoeverAskedForThem(t *testing.T) {
 	w.sync()
 	w.sync()
 	if diff := cmp.Diff(before, w.versions()); diff != "" {
-		t.Errorf("something changes while nobody answers: %s", diff)
+		t.Errorf("something changes while no name server responds: %s", diff)
 	}
 	web.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.8"}}
 	web.ResourceVersion = ""
@@ -281,7 +282,7 @@ func TestAddressesOfALoadBalancerOutliveWhoeverAskedForThem(t *testing.T) {
 	}
 }
 
-func TestSomebodysOwnServiceIsNeverTouched(t *testing.T) {
+func TestUsersServiceIsNotChanged(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	own := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop"},
@@ -310,7 +311,7 @@ func TestSomebodysOwnServiceIsNeverTouched(t *testing.T) {
 	}
 }
 
-func TestMembersThatDisagreeAreTold(t *testing.T) {
+func TestConflictingMembersAreReported(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "older", global, "shop", nil, "10.1.0.1")
 	w.offer("a", "younger", global, "shop", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }, "10.1.0.9")
@@ -340,7 +341,7 @@ func TestMembersThatDisagreeAreTold(t *testing.T) {
 	}
 }
 
-func TestANameThatIsNoneIsTold(t *testing.T) {
+func TestInvalidNameIsReported(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "Not_A_Name", nil, "10.1.0.1")
 	w.sync()
@@ -353,13 +354,13 @@ func TestANameThatIsNoneIsTold(t *testing.T) {
 	}
 }
 
-func TestANameOutsideWhereAMemberAsksForOne(t *testing.T) {
+func TestHostnameTemplate(t *testing.T) {
 	const hostname = "external-dns.alpha.kubernetes.io/hostname"
 	w := newTestbed(t, v1alpha1.FederationSpec{HostnameTemplate: "{{.Name}}.example.org"})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync()
 	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "" {
-		t.Errorf("it has %q and nobody asked", svc.Annotations[hostname])
+		t.Errorf("it has %q without a request", svc.Annotations[hostname])
 	}
 	w.edit("a", w.namespace, "web", func(s *corev1.Service) { s.Annotations["federation.isthmus.dev/hostname"] = "true" })
 	w.sync()
@@ -369,11 +370,11 @@ func TestANameOutsideWhereAMemberAsksForOne(t *testing.T) {
 	w.edit("a", w.namespace, "web", func(s *corev1.Service) { delete(s.Annotations, "federation.isthmus.dev/hostname") })
 	w.sync()
 	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "" {
-		t.Errorf("it has %q and nobody asks any more", svc.Annotations[hostname])
+		t.Errorf("it has %q after the request was removed", svc.Annotations[hostname])
 	}
 }
 
-func TestConfigNamesWhatIsWrong(t *testing.T) {
+func TestInvalidConfig(t *testing.T) {
 	for field, spec := range map[string]v1alpha1.FederationSpec{
 		"spec.hostnameTemplate":       {HostnameTemplate: "{{.Nam}}.example.org"},
 		"spec.clusterSetIP.ranges[0]": {ClusterSetIP: v1alpha1.ClusterSetIPSpec{Enabled: true, Ranges: []string{"243.0.0.0"}}},

@@ -132,7 +132,7 @@ func (w *testbed) runs() func() {
 	}
 }
 
-// sync reads all members, and brings all that are not away in line, or those that are named.
+// sync reads all members and reconciles into, or all members that are not silent.
 func (w *testbed) sync(into ...clusterset.ClusterID) {
 	w.t.Helper()
 	if err := w.Reconcile(w.t.Context(), into...); err != nil {
@@ -140,7 +140,7 @@ func (w *testbed) sync(into ...clusterset.ClusterID) {
 	}
 }
 
-// succeed brings a global Service in line everywhere as a later leader does.
+// succeed reconciles a global Service everywhere as a later leader.
 func (w *testbed) succeed(name string) {
 	w.t.Helper()
 	var members []reconcile.Member
@@ -163,7 +163,7 @@ func (w *testbed) create(id clusterset.ClusterID, objects ...client.Object) {
 	}
 }
 
-// offer makes a Service in a cluster that asks for a name by an annotation, and a slice of pods for it.
+// offer creates a Service in a cluster, annotated with a name, and a slice of pods for it.
 func (w *testbed) offer(id clusterset.ClusterID, service, annotation, name string, change func(*corev1.Service), pods ...string) *corev1.Service {
 	w.t.Helper()
 	svc := &corev1.Service{
@@ -198,7 +198,7 @@ func (w *testbed) offer(id clusterset.ClusterID, service, annotation, name strin
 	return svc
 }
 
-// get returns an object as it stands in a cluster, and whether there is one.
+// get returns an object of a cluster, and whether it exists.
 func get[T any, P interface {
 	*T
 	client.Object
@@ -251,7 +251,7 @@ func (w *testbed) slices(id clusterset.ClusterID, namespace, name string) []stri
 	return all
 }
 
-// versions returns the resource versions of everything in the namespaces of the test, which differ after any write.
+// versions returns the resource versions of all objects in the namespaces of the test. They differ after any write.
 func (w *testbed) versions() map[string]string {
 	w.t.Helper()
 	all := map[string]string{}

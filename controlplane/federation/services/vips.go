@@ -58,8 +58,8 @@ func (h holder) before(o holder) bool {
 	return h.name.Compare(o.name) < 0
 }
 
-// of returns the addresses of a Service, one a family that there is a range of. It looks at all imports only when into
-// has none of the Service, or members differ.
+// of returns the addresses of a Service, one for each range. It reads the imports of all Services only if into has no
+// import of the Service, or the members' imports differ.
 func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) ([]netip.Addr, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -28,7 +28,7 @@ func (w *testbed) vip(id clusterset.ClusterID, name string) []string {
 	return si.Spec.IPs
 }
 
-func TestAClusterSetIPOverTheSameSlices(t *testing.T) {
+func TestClusterSetIP(t *testing.T) {
 	w := newTestbed(t, withRange("243.0.0.0/24", "fd00:243::/120"))
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync()
@@ -77,7 +77,7 @@ func TestAClusterSetIPOverTheSameSlices(t *testing.T) {
 	}
 }
 
-func TestAnAddressInUseAnywhereIsNotGiven(t *testing.T) {
+func TestUsedAddressIsNotAllocated(t *testing.T) {
 	w := newTestbed(t, withRange("243.0.0.0/30")) // two addresses
 	other := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "other"},
@@ -93,7 +93,7 @@ func TestAnAddressInUseAnywhereIsNotGiven(t *testing.T) {
 	}
 }
 
-// first returns the address that a global Service takes in 243.0.0.0/30 when all are free.
+// first returns the address that a global Service takes in 243.0.0.0/30 while all are free.
 func first(t *testing.T, name string) string {
 	t.Helper()
 	pool, err := clusterset.NewIPPool(netip.MustParsePrefix("243.0.0.0/30"))
@@ -107,7 +107,7 @@ func first(t *testing.T, name string) string {
 	return addrs[0].String()
 }
 
-func TestTwoLeadersThatDidNotSeeEachOtherConverge(t *testing.T) {
+func TestDuplicateAddressesConverge(t *testing.T) {
 	ranges := withRange("243.0.0.0/30")
 	w := newTestbed(t, ranges)
 	// Two names that want the same address.
@@ -156,7 +156,7 @@ func TestTwoLeadersThatDidNotSeeEachOtherConverge(t *testing.T) {
 	}
 }
 
-func TestTheLowestAddressOfAServiceStays(t *testing.T) {
+func TestLowestAddressWins(t *testing.T) {
 	w := newTestbed(t, withRange("243.0.0.0/24"))
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync("a")
@@ -174,7 +174,7 @@ func TestTheLowestAddressOfAServiceStays(t *testing.T) {
 	}
 }
 
-// One member's import, such as who stole a token for it can change, moves no address that more members have.
+// The import of one member, for example changed with a stolen token, moves no address that more members have.
 func TestOneMemberMovesNoAddress(t *testing.T) {
 	w := newTestbed(t, withRange("243.0.0.0/24"))
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
@@ -197,7 +197,7 @@ func TestOneMemberMovesNoAddress(t *testing.T) {
 	}
 }
 
-func TestSomebodysOwnServiceImportIsNeverTouched(t *testing.T) {
+func TestUsersServiceImportIsNotChanged(t *testing.T) {
 	w := newTestbed(t, withRange("243.0.0.0/24"))
 	own := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop"},
@@ -210,6 +210,6 @@ func TestSomebodysOwnServiceImportIsNeverTouched(t *testing.T) {
 		t.Errorf("it is written: %+v", now)
 	}
 	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); svc.Annotations[status] == "" {
-		t.Error("nobody is told")
+		t.Error("the conflict is not reported")
 	}
 }

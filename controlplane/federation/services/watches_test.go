@@ -13,8 +13,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 )
 
-// A slice of the federation's is written of what all members say, and says nothing to them; everybody else's does.
-func TestSlicesOfOursAreLocal(t *testing.T) {
+// A slice of the federation follows from the objects of all members, so it matters only in its own cluster. Other slices
+// matter everywhere.
+func TestOwnSlicesAreLocal(t *testing.T) {
 	t.Parallel()
 	p, err := services.New(services.Config{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

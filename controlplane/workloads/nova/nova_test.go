@@ -25,7 +25,7 @@ func TestContract(t *testing.T) {
 	})
 }
 
-// All pages are read, and a cloud that fails in between is one that said nothing.
+// All pages are read. If the cloud fails between two pages, the list is an error.
 func TestPagesAndFaults(t *testing.T) {
 	f := novatest.NewFake(t)
 	n := nova.New(nova.Config{Cloud: "mine", File: f.CloudsYAML(t)})

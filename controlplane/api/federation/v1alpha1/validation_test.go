@@ -50,7 +50,7 @@ func member(id string) v1alpha1.MemberCluster {
 	return v1alpha1.MemberCluster{ClusterID: id, Server: "https://192.0.2.11:6443", Secret: "member-" + id}
 }
 
-func TestWhatTheAPIServerAccepts(t *testing.T) {
+func TestValidation(t *testing.T) {
 	c := newClient(t)
 	for name, tc := range map[string]struct {
 		obj     client.Object
@@ -64,7 +64,7 @@ func TestWhatTheAPIServerAccepts(t *testing.T) {
 		"a ClusterSet by another object": {obj: claim("green", v1alpha1.ClaimClusterSet, "green"), refused: true},
 		"a supervisor":                   {obj: claim(v1alpha1.ClaimSupervisor, v1alpha1.ClaimSupervisor, "true")},
 		"perhaps a supervisor":           {obj: claim(v1alpha1.ClaimSupervisor, v1alpha1.ClaimSupervisor, "perhaps"), refused: true},
-		"a claim of somebody else":       {obj: claim("colour.example.org", "colour.example.org", "Blue, mostly")},
+		"a claim with an unknown name":   {obj: claim("colour.example.org", "colour.example.org", "Blue, mostly")},
 		"an empty value":                 {obj: claim("colour.example.org", "colour.example.org", ""), refused: true},
 		"a child's Federation":           {obj: federation(func(*v1alpha1.FederationSpec) {})},
 		"a Federation of another name": {obj: func() client.Object {
@@ -104,7 +104,7 @@ func TestWhatTheAPIServerAccepts(t *testing.T) {
 	}
 }
 
-func TestNameOfAClaimStays(t *testing.T) {
+func TestClaimNameCannotChange(t *testing.T) {
 	c := newClient(t)
 	obj := claim("clusterset.k8s.io", v1alpha1.ClaimClusterSet, "green")
 	if err := c.Create(t.Context(), obj); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 )
 
-// workload returns a machine that the API server accepts, changed.
+// workload returns a valid ExternalWorkload, changed.
 func workload(change func(*v1alpha1.ExternalWorkload)) *v1alpha1.ExternalWorkload {
 	w := &v1alpha1.ExternalWorkload{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "db-1"},
@@ -20,7 +20,7 @@ func workload(change func(*v1alpha1.ExternalWorkload)) *v1alpha1.ExternalWorkloa
 	return w
 }
 
-func TestWhichMachinesTheAPIServerAccepts(t *testing.T) {
+func TestExternalWorkloadValidation(t *testing.T) {
 	c := newClient(t)
 	spec := func(change func(*v1alpha1.ExternalWorkloadSpec)) *v1alpha1.ExternalWorkload {
 		return workload(func(w *v1alpha1.ExternalWorkload) { change(&w.Spec) })

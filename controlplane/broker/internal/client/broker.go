@@ -68,7 +68,7 @@ type Broker struct {
 
 	registry    registry
 	sliceEvents sliceEvents
-	changes     objectcache.Signal
+	changes     objectcache.Trigger
 	exportsOf   *withdrawal.Guard[clusterset.ServiceName] // records
 	slicesOf    *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
 	synced      []toolscache.ResourceEventHandlerRegistration

@@ -30,7 +30,7 @@ type localCache struct {
 	client  client.WithWatch
 	imports *objectcache.Informer[*localImport, clusterset.ServiceName]
 	slices  *objectcache.Informer[*localSlice, clusterset.ServiceName]
-	changes objectcache.Signal
+	changes objectcache.Trigger
 
 	mu          sync.Mutex
 	addresses   map[netip.Addr][]*localImport // the imports that have an address

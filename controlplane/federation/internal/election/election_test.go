@@ -64,7 +64,7 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 	return c
 }
 
-// as returns a configuration of the account of a supervisor, who may do everything that the fence lets through.
+// as returns the configuration of a supervisor's account with all rights; only the fence limits it.
 func as(config *rest.Config, supervisor clusterset.ClusterID) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Impersonate.UserName = "system:serviceaccount:" + namespace + ":" + federationv1alpha1.SupervisorAccount(supervisor)
@@ -72,13 +72,13 @@ func as(config *rest.Config, supervisor clusterset.ClusterID) *rest.Config {
 	return config
 }
 
-// term is one leadership, as told to work.
+// term is one leadership, as passed to work.
 type term struct {
 	ctx context.Context //nolint:containedctx // its end is what tests wait for
 	fenced.Term
 }
 
-// run makes a supervisor take part until the test ends, and returns the terms that it wins.
+// run makes a supervisor take part in the election until the test ends, and returns the terms that it wins.
 func run(t *testing.T, config *rest.Config, identity string) <-chan term {
 	t.Helper()
 	leases, err := coordinationv1client.NewForConfig(config)
@@ -116,7 +116,7 @@ func await[T any](t *testing.T, what string, c <-chan T) T {
 	}
 }
 
-// eventually waits until done is true.
+// eventually waits until done returns true.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -128,17 +128,17 @@ func eventually(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// ours is how what leaders write is known.
+// ours is the label of the objects of leaders.
 var ours = map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}
 
-// anybody is a reconcile.Member of which only the id matters.
+// anybody is a reconcile.Member with only an id.
 type anybody struct{ reconcile.Member }
 
 func (anybody) ID() clusterset.ClusterID { return memberID }
 
-// TestALeaderThatIsCutOffWritesNoMore cuts the leader of a member off, lets another one win, and brings the first one's
-// writes back late: none gets through, and what the second one wrote is not touched.
-func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
+// The leader of a member is cut off, another one wins, and the writes of the former leader arrive late. None of them
+// succeeds, and the objects of the new leader stay.
+func TestFormerLeaderIsFenced(t *testing.T) {
 	ctx := t.Context()
 	admin := newClient(t, server.Config(t))
 	objects := slices.Concat([]client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}, admission.Fence(namespace, memberID), admission.Own(namespace))
@@ -189,7 +189,7 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 	if err := admin.Get(ctx, client.ObjectKeyFromObject(mine), mine); err != nil {
 		t.Fatal(err)
 	}
-	// What a process sends that was stopped between its last look at the clock and the write.
+	// Writes of a process that was suspended between its last check of the clock and the write.
 	frozen := fenced.New(anybody{}, fenced.Term{Epoch: first.Epoch}, asA, nil)
 	// The same of a process that shares the account with the one that leads now.
 	sibling := fenced.New(anybody{}, fenced.Term{Epoch: first.Epoch}, asB, nil)
@@ -205,7 +205,8 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 			}
 		}
 	}
-	// Neither can it delete or describe what it reads now, nor what the one that leads now left as it was.
+	// The former leader can neither delete an object that it reads now nor write its status, also if the new leader left the
+	// object unchanged.
 	if err := frozen.Delete(ctx, mine.DeepCopy()); !apierrors.IsForbidden(err) {
 		t.Errorf("a late delete: %v, want it refused", err)
 	}
@@ -240,8 +241,8 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 	}
 }
 
-// TestAnEpochIsNeverUsedTwice deletes the Lease of a leader: the next epoch of the process is a later one all the same.
-func TestAnEpochIsNeverUsedTwice(t *testing.T) {
+// After the Lease of a leader is deleted, the next epoch of the process is still a later one.
+func TestEpochIsNeverReused(t *testing.T) {
 	ctx := t.Context()
 	admin := newClient(t, server.Config(t))
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "east"}}
@@ -272,9 +273,9 @@ func TestAnEpochIsNeverUsedTwice(t *testing.T) {
 	}
 }
 
-// TestASupervisorWritesWhatIsTheFederationsOnly tries what somebody who stole the token of the leader might: other
-// people's objects get no more than what leaders note on them, and nothing asks to reach other members.
-func TestASupervisorWritesWhatIsTheFederationsOnly(t *testing.T) {
+// An attacker with a leader's token can only write a leader's notes on users' objects, and cannot request that an object
+// reaches other members.
+func TestSupervisorWritesOnlyFederationObjects(t *testing.T) {
 	ctx := t.Context()
 	admin, leader := newClient(t, server.Config(t)), newClient(t, as(server.Config(t), "own"))
 	const namespace = "default" // of what is tried

@@ -17,8 +17,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
 )
 
-// serve answers questions for lb.example.org by UDP, where long.example.org does not fit, and by TCP. It returns a
-// resolv.conf that leads to it.
+// serve answers questions for lb.example.org by UDP and TCP; the response for long.example.org does not fit in UDP. It
+// returns a resolv.conf with its address.
 func serve(t *testing.T) string {
 	t.Helper()
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
@@ -63,7 +63,7 @@ func serve(t *testing.T) string {
 	return path
 }
 
-// reply answers a query. What begins with "long" is cut off where short says so.
+// reply answers a query. Responses for names that begin with "long" are truncated if short is set.
 func reply(query []byte, short bool) []byte {
 	var m dnsmessage.Message
 	if err := m.Unpack(query); err != nil {
@@ -95,7 +95,7 @@ func reply(query []byte, short bool) []byte {
 	return packed
 }
 
-func TestSystemAsksTheNameServers(t *testing.T) {
+func TestSystemQueriesNameServers(t *testing.T) {
 	query := hosts.System(serve(t))
 	both := []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8::1")}
 	for host, want := range map[string][]netip.Addr{"lb.example.org": both, "long.example.org.": both, "none.example.org": nil} {

@@ -17,7 +17,7 @@ import (
 
 var shop = clusterset.ServiceName{Namespace: "demo", Name: "shop"}
 
-// answers is a resolver of one answer, which the test changes, and counts who was told.
+// answers is a resolver with one response, which the test changes. It counts the notified Services.
 type answers struct {
 	mu          sync.Mutex
 	addrs       []netip.Addr
@@ -45,7 +45,7 @@ func (a *answers) are(addrs []netip.Addr, ttl time.Duration, err error) {
 	a.addrs, a.ttl, a.err = addrs, ttl, err
 }
 
-func TestAddressesFollowTheirTimeToLive(t *testing.T) {
+func TestAddressesFollowTheirTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := []netip.Addr{netip.MustParseAddr("203.0.113.1")}, []netip.Addr{netip.MustParseAddr("203.0.113.2")}
 		a := new(answers)
@@ -82,7 +82,7 @@ func TestAddressesFollowTheirTimeToLive(t *testing.T) {
 		check("a name without addresses has none", nil, 3, 6)
 		h.Use(shop, nil)
 		pass(time.Hour)
-		check("a name that nobody uses is not asked for", nil, 3, 6)
+		check("a name without users is not resolved", nil, 3, 6)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -90,8 +90,8 @@ func TestAddressesFollowTheirTimeToLive(t *testing.T) {
 	})
 }
 
-// Nobody has answered, somebody has answered that there is nothing, somebody has answered: whoever uses the name is told of each.
-func TestANameWithoutAddressesIsNotAnUnknownOne(t *testing.T) {
+// The users of a name are notified when the first response has no addresses, and again when a response has some.
+func TestNameWithoutAddressesIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := new(answers)
 		a.are(nil, 0, errors.New("no answer"))
@@ -110,7 +110,7 @@ func TestANameWithoutAddressesIsNotAnUnknownOne(t *testing.T) {
 		}
 		check("before it is used", false, 0)
 		h.Use(shop, []string{"lb.example.org"})
-		check("while nobody answers", false, 0)
+		check("while no name server responds", false, 0)
 		a.are(nil, time.Minute, nil)
 		<-time.After(10 * time.Second)
 		check("with an answer", true, 1)

@@ -18,7 +18,7 @@ import (
 
 var fed = clusterset.ServiceName{Namespace: "demo", Name: "fed"}
 
-// offer returns an offer of a cluster, made age after born, with ports such as "http 80/TCP" or "80/TCP".
+// offer returns an offer of a cluster, created age after born, with ports such as "http 80/TCP" or "80/TCP".
 func offer(cluster string, age time.Duration, ports ...string) offers.Offer {
 	o := offers.Offer{Export: clusterset.Export{
 		Cluster: clusterset.ClusterID(cluster), Service: clusterset.ServiceName{Namespace: "demo", Name: "web-" + cluster},
@@ -41,7 +41,7 @@ func offer(cluster string, age time.Duration, ports ...string) offers.Offer {
 	return o
 }
 
-func TestPortsOfSeveralMembers(t *testing.T) {
+func TestMergePorts(t *testing.T) {
 	a := offer("a", 0, "http 80/TCP")
 	for name, tc := range map[string]struct {
 		all       []offers.Offer
@@ -99,7 +99,7 @@ func genOffers(t *rapid.T) []offers.Offer {
 	return all
 }
 
-func TestTheOrderOfMembersDoesNotMatter(t *testing.T) {
+func TestMergeIgnoresOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := genOffers(t)
 		want := offers.Merge(all)
@@ -115,7 +115,7 @@ func TestTheOrderOfMembersDoesNotMatter(t *testing.T) {
 			names[p.Name], numbers[number] = true, true
 		}
 		for _, o := range all {
-			for _, p := range o.Ports { // a port is served, or somebody is told why not
+			for _, p := range o.Ports { // a port is served, or a conflict reports it
 				lost := slices.ContainsFunc(want.Conflicts, func(c offers.Conflict) bool { return c.Cluster == o.Cluster && c.Port == p })
 				if served := numbers[fmt.Sprint(p.Port, p.Protocol)]; !served && !lost {
 					t.Fatalf("port %v of %s is neither served nor in conflict", p, o.Cluster)
@@ -136,7 +136,7 @@ func crowd(n int) offers.Offer {
 	return o
 }
 
-// contents returns of each slice its name and the addresses in it.
+// contents returns the name and the addresses of each slice.
 func contents(o offers.Offer) map[string][]string {
 	got := map[string][]string{}
 	for _, es := range offers.Merge([]offers.Offer{o}).Slices(fed, o) {
@@ -178,7 +178,7 @@ func TestSlicesAreSmallCompleteAndStable(t *testing.T) {
 	})
 }
 
-func TestASliceSaysWhoseItIs(t *testing.T) {
+func TestSliceNamesItsSource(t *testing.T) {
 	o := crowd(3)
 	all := offers.Merge([]offers.Offer{o}).Slices(fed, o)
 	if len(all) != 1 {
@@ -194,7 +194,7 @@ func TestASliceSaysWhoseItIs(t *testing.T) {
 	}
 }
 
-func TestAPortInDisputeLeadsNowhere(t *testing.T) {
+func TestConflictingPortHasNoEndpoints(t *testing.T) {
 	old, young := offer("a", 0, "http 80/TCP"), crowd(1)
 	young.Cluster, young.ExportedAt = "b", born.Add(1)
 	young.Ports[0].Protocol = clusterset.UDP

@@ -18,7 +18,7 @@ import (
 
 var born = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// service returns a Service demo/web with the ports http 80 and dns 53/UDP, as change makes it.
+// service returns a Service demo/web with the ports http 80 and dns 53/UDP, changed by change.
 func service(change func(*corev1.Service)) *corev1.Service {
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "web", CreationTimestamp: metav1.NewTime(born)},
@@ -34,8 +34,8 @@ func service(change func(*corev1.Service)) *corev1.Service {
 	return svc
 }
 
-// slice returns a slice with the target ports 8080 and 5353 and one endpoint an address, on nodes n1, n2 and so on
-// in the zone z. An address that ends in "!" is not ready.
+// slice returns a slice with the target ports 8080 and 5353 and one endpoint for each address, on nodes n1, n2 and so on in
+// the zone z. An address that ends in "!" is not ready.
 func slice(name string, addresses ...string) *discoveryv1.EndpointSlice {
 	es := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "demo", Name: name},
@@ -60,7 +60,7 @@ func slice(name string, addresses ...string) *discoveryv1.EndpointSlice {
 	return es
 }
 
-// node returns a node in the zone z. A name that ends in "!" is of one that is not ready.
+// node returns a node in the zone z. A name that ends in "!" means that the node is not ready.
 func node(name string, internal, external string) *corev1.Node {
 	name, notReady := strings.CutSuffix(name, "!")
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: "z"}}}
@@ -110,7 +110,7 @@ func balanced(ingress ...corev1.LoadBalancerIngress) func(*corev1.Service) {
 	}
 }
 
-func TestEveryTypeOffersWhatOthersReach(t *testing.T) {
+func TestOfferByServiceType(t *testing.T) {
 	const ports, own = " 8080->80/TCP 5353->53/UDP", " 80->80/TCP 53->53/UDP"
 	const nodePorts = " 30080->80/TCP 30053->53/UDP"
 	pods := []*discoveryv1.EndpointSlice{slice("s1", "10.0.0.1", "10.0.0.2!")}
@@ -208,7 +208,7 @@ func TestEveryTypeOffersWhatOthersReach(t *testing.T) {
 				}
 				return []netip.Addr{netip.MustParseAddr("203.0.113.6"), netip.MustParseAddr("2001:db8::5"), netip.MustParseAddr("203.0.113.5")}, true
 			}}
-			o, err := offers.Of(src)
+			o, err := offers.New(src)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -229,7 +229,7 @@ func TestEveryTypeOffersWhatOthersReach(t *testing.T) {
 	}
 }
 
-func TestWhatItsOwnClusterIsOfferedIsItsSlices(t *testing.T) {
+func TestLocalOfferHasTheSlices(t *testing.T) {
 	pods := slice("s1", "10.0.0.1", "10.0.0.2!")
 	for name, svc := range map[string]*corev1.Service{
 		"ClusterIP":    service(ofType(corev1.ServiceTypeClusterIP)),
@@ -239,7 +239,7 @@ func TestWhatItsOwnClusterIsOfferedIsItsSlices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			src := offers.Source{Cluster: "a", Service: svc, Slices: []*discoveryv1.EndpointSlice{pods}}
-			o, err := offers.Of(src)
+			o, err := offers.New(src)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -262,7 +262,7 @@ func TestWhatItsOwnClusterIsOfferedIsItsSlices(t *testing.T) {
 	}
 }
 
-func TestAServiceThatNobodyCanReachSaysWhy(t *testing.T) {
+func TestUnreachableServiceIsAnError(t *testing.T) {
 	for name, tc := range map[string]struct {
 		svc  *corev1.Service
 		want string
@@ -271,7 +271,7 @@ func TestAServiceThatNobodyCanReachSaysWhy(t *testing.T) {
 		"no ports":     {service(func(s *corev1.Service) { s.Spec.Ports = nil }), "spec.ports"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := offers.Of(offers.Source{Cluster: "a", Service: tc.svc}); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := offers.New(offers.Source{Cluster: "a", Service: tc.svc}); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v does not speak of %s", err, tc.want)
 			}
 		})

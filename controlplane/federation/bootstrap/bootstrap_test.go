@@ -31,10 +31,10 @@ import (
 
 func clusterID(id string) clusterset.ClusterID { return clusterset.ClusterID(id) }
 
-// TestLife forms a federation of a supervisor and a child, takes a second supervisor in, rotates its tokens, and
-// removes all three again: afterwards the clusters are as they were.
-func TestLife(t *testing.T) {
-	a, b, c := world(t)
+// A supervisor and a child form a federation. A second supervisor joins, tokens are rotated, and all three leave. The
+// clusters are then as they were before.
+func TestLifecycle(t *testing.T) {
+	a, b, c := newTestbed(t)
 	all := []Cluster{a, b, c}
 	before := make([][]string, len(all))
 	for i, cluster := range all {
@@ -90,7 +90,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("supervisors know %s and %s", a, b)
 	}
 	if again := held(t, a, "c"); again != token {
-		t.Error("the token of a for c changed, though nobody rotated it")
+		t.Error("the token of a for c changed without a rotation")
 	}
 	if held(t, b, "c") == token {
 		t.Error("two supervisors have one token")
@@ -120,7 +120,7 @@ func TestLife(t *testing.T) {
 		t.Error("the new token, or that of another supervisor, is worthless")
 	}
 
-	// What leaders wrote goes with the cluster, what is somebody else's stays.
+	// The objects of leaders are deleted, and those of users stay.
 	put(t, c, service("theirs", nil, nil))
 	put(t, c, service("ours", map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}, map[string]string{federationv1alpha1.AnnotationEpoch: "1"}))
 	noted := []client.Object{
@@ -150,17 +150,17 @@ func TestLife(t *testing.T) {
 		t.Errorf("c still says that it is %s: %v", made.Spec.Value, err)
 	}
 	if err := c.Client.Delete(t.Context(), own); err != nil {
-		t.Errorf("somebody's own ClusterProperty: %v", err)
+		t.Errorf("a user's ClusterProperty: %v", err)
 	}
 	await(t, "a supervisor that is none of c's is still let in", func() bool { return !accepts(t, token) })
 	for _, o := range noted {
 		if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil || len(o.GetAnnotations()) != 1 {
-			t.Errorf("somebody's %T: %v, %v", o, o.GetAnnotations(), err)
+			t.Errorf("a user's %T: %v, %v", o, o.GetAnnotations(), err)
 		}
 	}
 	for _, o := range append(noted, service("theirs", nil, nil)) {
 		if err := c.Client.Delete(t.Context(), o); err != nil {
-			t.Errorf("what was somebody's own: %v", err)
+			t.Errorf("a user's object: %v", err)
 		}
 	}
 	// A supervisor that cannot be reached any more; what is in it stays, until it is reached.
@@ -185,7 +185,7 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// leads checks what the token of a supervisor may do in c.
+// leads checks the rights of a supervisor's token in c.
 func leads(t *testing.T, token string) {
 	t.Helper()
 	leader := newClient(t, as(t, token))
@@ -232,9 +232,9 @@ func leads(t *testing.T, token string) {
 	}
 }
 
-// TestFormRefuses: nothing is written, and the error names the context and what to do.
+// Form writes nothing, and its error names the context and the remedy.
 func TestFormRefuses(t *testing.T) {
-	a, b, c := world(t)
+	a, b, c := newTestbed(t)
 	said := &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "id.k8s.io"}, Spec: federationv1alpha1.ClusterClaimSpec{Name: "id.k8s.io", Value: "other"}}
 	put(t, b, said)
 	defer func() {
@@ -293,7 +293,7 @@ func service(name string, labels, annotations map[string]string) *corev1.Service
 	}
 }
 
-// members returns whom the Federation of a cluster names.
+// members returns the members in the Federation of a cluster.
 func members(t *testing.T, c Cluster) string {
 	t.Helper()
 	f := &federationv1alpha1.Federation{}
@@ -313,7 +313,7 @@ func handed(t *testing.T, c Cluster, member string) (*corev1.Secret, error) {
 	return s, c.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "federation-" + member}, s)
 }
 
-// held returns the token that a supervisor has for a member.
+// held returns the token of a supervisor for a member.
 func held(t *testing.T, c Cluster, member string) string {
 	t.Helper()
 	s, err := handed(t, c, member)
@@ -326,7 +326,7 @@ func held(t *testing.T, c Cluster, member string) string {
 	return string(s.Data["token"])
 }
 
-// as returns the configuration of somebody who has a token of server c.
+// as returns the configuration of a client with a token of server c.
 func as(t *testing.T, token string) *rest.Config {
 	t.Helper()
 	cfg := rest.AnonymousClientConfig(serverC.Config(t))
@@ -334,7 +334,7 @@ func as(t *testing.T, token string) *rest.Config {
 	return cfg
 }
 
-// accepts reports whether server c lets a token in.
+// accepts reports whether server c accepts a token.
 func accepts(t *testing.T, token string) bool {
 	t.Helper()
 	err := newClient(t, as(t, token)).List(t.Context(), &corev1.NamespaceList{})
@@ -351,7 +351,7 @@ func await(t *testing.T, overdue string, done func() bool) {
 	}
 }
 
-// everything lists what a federation may have put into a cluster, as KIND NAMESPACE/NAME.
+// everything lists the objects of a cluster that a federation may have created, as KIND NAMESPACE/NAME.
 func everything(t *testing.T, c Cluster) []string {
 	t.Helper()
 	var found []string
@@ -373,7 +373,7 @@ func everything(t *testing.T, c Cluster) []string {
 	return found
 }
 
-// names lists the objects that a federation may have made among those of a list.
+// names returns the objects of a list that a federation may have created.
 func names(list client.ObjectList) ([]string, error) {
 	var found []string
 	err := meta.EachListItem(list, func(o runtime.Object) error {

@@ -19,7 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile/reconciletest"
 )
 
-// says fails unless the status of a member Service says text.
+// says fails unless the status of a member Service contains text.
 func (w *testbed) says(id clusterset.ClusterID, service, text string) {
 	w.t.Helper()
 	if svc, _ := get[corev1.Service](w, id, w.namespace, service); !strings.Contains(svc.Annotations[status], text) {
@@ -27,8 +27,8 @@ func (w *testbed) says(id clusterset.ClusterID, service, text string) {
 	}
 }
 
-// Also a member that says what the oldest one says is part of a Service of which others differ.
-func TestEveryMemberIsToldOfAConflict(t *testing.T) {
+// A member that agrees with the oldest one reports the conflicts of others too.
+func TestEveryMemberReportsAConflict(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "oldest", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "same", global, "shop", nil, "10.2.0.1")
@@ -42,7 +42,7 @@ func TestEveryMemberIsToldOfAConflict(t *testing.T) {
 	}
 }
 
-func TestANamespaceOfAllGlobalServicesThatIsMissing(t *testing.T) {
+func TestMissingSystemNamespace(t *testing.T) {
 	const elsewhere = "global-services"
 	w := newTestbed(t, v1alpha1.FederationSpec{SystemNamespace: elsewhere})
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
@@ -74,19 +74,19 @@ func TestANamespaceOfAllGlobalServicesThatIsMissing(t *testing.T) {
 	}
 }
 
-// single is a Leader of a cluster without IPv6.
+// single is a Writer into a cluster without IPv6.
 type single struct{ reconcile.Writer }
 
-func (l single) Create(ctx context.Context, o client.Object) error {
+func (w single) Create(ctx context.Context, o client.Object) error {
 	if svc, ok := o.(*corev1.Service); ok {
 		return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), svc.Name, field.ErrorList{
 			field.Invalid(field.NewPath("spec", "ipFamilies").Index(0), "IPv6", "not configured on this cluster"),
 		})
 	}
-	return l.Writer.Create(ctx, o)
+	return w.Writer.Create(ctx, o)
 }
 
-func TestAClusterWithoutTheFamilyOfAllMembers(t *testing.T) {
+func TestClusterWithoutTheMembersFamily(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} })
 	w.sync("a")
@@ -107,7 +107,7 @@ func TestAClusterWithoutTheFamilyOfAllMembers(t *testing.T) {
 	}
 }
 
-func TestMarksOfSlicesComeBack(t *testing.T) {
+func TestRemovedMarksAreRestored(t *testing.T) {
 	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync()
