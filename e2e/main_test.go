@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	if os.Geteuid() != 0 {
+	if !netlab.IsRoot() {
 		return m.Run() // each test says why it cannot run
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // policiesOf returns the policies of the broker in namespace, and how many bindings each has.
@@ -179,11 +180,7 @@ func startTypeChecker(t *testing.T) {
 	t.Helper()
 	program := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kube-controller-manager")
 	if _, err := os.Stat(program); err != nil {
-		why := fmt.Sprintf("there is no controller manager: %v; run make test, which builds it", err)
-		if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
-			t.Fatal(why)
-		}
-		t.Skip(why)
+		netlab.Skip(t, fmt.Sprintf("there is no kube-controller-manager: %v; make test builds it", err))
 	}
 	admin := server.Config(t)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")

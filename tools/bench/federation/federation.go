@@ -1,5 +1,5 @@
-// Package federation measures a federation without a broker: how soon a change in one member is in all others, and what a
-// supervisor takes that leads all members, of several sizes, so that it can be seen how that grows.
+// Package federation measures a federation without a broker: the latency of a change from one member to all others, and the
+// memory and CPU time of a supervisor that leads all members. Several sizes show how the cost grows.
 //
 // API servers and supervisors are real processes of this machine (see tools/scale/world), and share its processors.
 package federation
@@ -21,18 +21,18 @@ import (
 	"github.com/isthmus-net/isthmus/tools/scale/world"
 )
 
-// sizes are how large everything is.
+// sizes are the parameters of a measurement.
 type sizes struct {
 	changing world.FederationConfig
-	rate     float64       // of changes, a second
-	turn     time.Duration // how long changes go on at a stretch
-	rest     time.Duration // how long to look at a federation at rest
+	rate     float64       // changes per second
+	turn     time.Duration // duration of one round of changes
+	rest     time.Duration // duration of the measurement at rest
 
-	growing []world.FederationConfig // of which the cost is measured, from the smallest; the memory of the largest has a bar
-	whole   world.FederationConfig   // with everything switched on; its memory is measured
+	growing []world.FederationConfig // for the cost, smallest first; the memory of the largest has a bar
+	whole   world.FederationConfig   // with all features on, for its memory
 }
 
-// promised is what the bars are about. The largest takes 12 GiB of memory.
+// promised are the sizes that the bars apply to. The largest takes 12 GiB of memory.
 var promised = sizes{
 	changing: world.FederationConfig{Members: 3, Supervisors: 2, Services: 100, Endpoints: 10},
 	rate:     20, turn: 20 * time.Second, rest: time.Minute,
@@ -44,7 +44,7 @@ var promised = sizes{
 	whole: world.FederationConfig{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20, ClusterSetIPs: true, Policies: 50},
 }
 
-// Run measures for the given number of rounds and returns the rows of the table. Nothing of it outlives the call.
+// Run measures for a number of rounds and returns the rows of the table. Its processes end before it returns.
 func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	return run(ctx, promised, rounds, progress)
 }
@@ -58,7 +58,7 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	}
 	dir, err := os.MkdirTemp("", "isthmus-bench-")
 	if err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
+		return nil, fmt.Errorf("create a folder: %w", err)
 	}
 	defer os.RemoveAll(dir)
 	controller, err := world.BuildController(ctx, dir)
@@ -94,15 +94,16 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	return append(rows, grow(costs[:len(s.growing)], costs[len(s.growing)])...), nil
 }
 
-// cost is what a federation takes.
+// cost is the cost of a federation.
 type cost struct {
 	name        string
 	members     float64
-	mib         float64 // that the supervisor has taken at most
-	writes, cpu float64 // for each member, until everything is written; cpu is the supervisor's, in seconds
+	mib         float64 // peak memory of the supervisor
+	writes, cpu float64 // per member, until everything is written; CPU time of the supervisor in seconds
 }
 
-// costOf measures one: the memory while everything was written for the first time, and when it finds everything written.
+// costOf measures one federation: the peak memory of the first write of everything, and after a restart that finds
+// everything written.
 func costOf(ctx context.Context, f *world.Federation, members int) (cost, error) {
 	first, err := f.Memory()
 	if err != nil {
@@ -119,8 +120,8 @@ func costOf(ctx context.Context, f *world.Federation, members int) (cost, error)
 	}, err
 }
 
-// grow returns the rows of federations that grow, and of one with everything. What each more member adds is told for each
-// step of size: where the steps say the same, the cost is linear.
+// grow returns the rows of growing federations, and of one with all features. It reports the cost of each further member
+// for each step of size: the cost is linear if the steps agree.
 func grow(costs []cost, whole cost) (rows []metric.Metric) {
 	row := func(name, unit string, value float64) {
 		rows = append(rows, metric.Metric{Name: name, Unit: unit, Value: value, Better: metric.Lower})
@@ -152,7 +153,7 @@ func grow(costs []cost, whole cost) (rows []metric.Metric) {
 	return rows
 }
 
-// changes measures how soon changes are everywhere, and what is written when there are none.
+// changes measures the latency of changes, and the writes while nothing changes.
 func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]metric.Metric, error) {
 	var p50, p99 []float64
 	for round := range rounds + 1 { // round 0 warms up

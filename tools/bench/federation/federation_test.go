@@ -2,20 +2,17 @@ package federation
 
 import (
 	"math"
-	"os"
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/scale/world"
 )
 
 // One round with next to nothing in it, to see that every row comes out; what the rows say is for a quiet machine and
 // the promised sizes.
 func TestRun(t *testing.T) {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		netlab.Skip(t, "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them")
-	}
+	apitest.Require(t)
 	few := world.FederationConfig{Members: 2, Supervisors: 1, Services: 2, Endpoints: 2}
 	more, most, whole := few, few, few
 	more.Members, most.Members = 3, 4

@@ -14,7 +14,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 func valid() Config {
@@ -118,9 +118,7 @@ func TestExporter(t *testing.T) {
 // TestWorld goes through a small world: two simulated members and the real a and b, three Services. Restarts
 // are in the test of tools/bench/controlplane.
 func TestWorld(t *testing.T) {
-	if os.Getenv(assetsVariable) == "" {
-		netlab.Skip(t, assetsVariable+" does not name a directory with kube-apiserver and etcd; run make test, which builds them")
-	}
+	apitest.Require(t)
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	ctx := t.Context()
