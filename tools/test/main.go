@@ -57,7 +57,7 @@ var waiting = []string{module + "controlplane/federation", module + "controlplan
 // long package alone.
 var long = []string{
 	module + "tools/bench/dataplane", module + "controlplane/broker/membership", module + "cmd/isthmusctl", module + "tools/kernels",
-	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/world",
+	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
