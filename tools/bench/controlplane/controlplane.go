@@ -1,7 +1,7 @@
 // Package controlplane measures the control plane: how soon a change in one member is in another, what that
 // takes of a large ClusterSet, how much memory the controller needs and how soon it is back.
 //
-// Brokers, members and controllers are real processes of this machine (see tools/scale/world); what is
+// Brokers, members and controllers are real processes of this machine (see tools/scale/simulation); what is
 // simulated is only who else exports. All of them share its processors, so an absolute figure is the
 // machine's as well. That is why propagation is measured in turns with a bare relay, which does nothing but
 // write in one API server what it was told by another: the least that anybody could do.
@@ -21,17 +21,17 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // sizes are how large everything is.
 type sizes struct {
-	pair     world.Config // b exports, a imports
-	pairRate float64      // of changes, a second
-	many     world.Config // simulated members with the same Services
+	pair     simulation.Config // b exports, a imports
+	pairRate float64           // of changes, a second
+	many     simulation.Config // simulated members with the same Services
 	manyRate float64
-	large    world.Config // many Services
-	wide     world.Config // as many endpoints in few Services
+	large    simulation.Config // many Services
+	wide     simulation.Config // as many endpoints in few Services
 
 	turn time.Duration // how long changes go on at a stretch
 	rest time.Duration // how long to look at a ClusterSet at rest
@@ -41,10 +41,10 @@ type sizes struct {
 
 // promised is what the bars are about.
 var promised = sizes{
-	pair: world.Config{Exports: 100, Endpoints: 10, Exporter: true}, pairRate: 20,
-	many: world.Config{Members: 9, Exports: 1000, Endpoints: 20}, manyRate: 50,
-	large: world.Config{Members: 10, Exports: 1000, Endpoints: 10, Distinct: true},
-	wide:  world.Config{Members: 10, Exports: 100, Endpoints: 100, Distinct: true},
+	pair: simulation.Config{Exports: 100, Endpoints: 10, Exporter: true}, pairRate: 20,
+	many: simulation.Config{Members: 9, Exports: 1000, Endpoints: 20}, manyRate: 50,
+	large: simulation.Config{Members: 10, Exports: 1000, Endpoints: 10, Distinct: true},
+	wide:  simulation.Config{Members: 10, Exports: 100, Endpoints: 100, Distinct: true},
 	turn:  20 * time.Second, rest: time.Minute, imports: 3,
 }
 
@@ -57,7 +57,7 @@ func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, 
 func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
-	assets, err := world.Assets(ctx, progress)
+	assets, err := simulation.Assets(ctx, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -66,16 +66,16 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 		return nil, fmt.Errorf("make folder: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	controller, err := world.BuildController(ctx, dir)
+	controller, err := simulation.BuildController(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
-	storage := world.DefaultStorage()
-	fmt.Fprintln(progress, world.DescribeStorage(storage))
+	storage := simulation.DefaultStorage()
+	fmt.Fprintln(progress, simulation.DescribeStorage(storage))
 	var at *place
 	defer func() { err = errors.Join(err, at.close()) }()
 	for _, part := range []struct {
-		cfg     world.Config
+		cfg     simulation.Config
 		measure func(context.Context, *place, sizes, int) ([]metric.Metric, error)
 	}{{s.pair, pair}, {s.many, many}, {s.large, large}, {s.wide, wide}} {
 		cfg := part.cfg
@@ -99,27 +99,27 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	return rows, nil
 }
 
-// place is a world in which everything is imported. Parts of the table that want the same world share it.
+// place is a ClusterSet in which everything is imported. Parts of the table with the same configuration share it.
 type place struct {
-	*world.World
-	cfg   world.Config
-	first world.FirstImport
+	*simulation.ClusterSet
+	cfg   simulation.Config
+	first simulation.FirstImport
 }
 
-// arrive makes a world and lets its importer import everything.
-func arrive(ctx context.Context, cfg world.Config) (*place, error) {
-	w, err := world.New(ctx, cfg)
+// arrive simulates a ClusterSet and lets its importer import everything.
+func arrive(ctx context.Context, cfg simulation.Config) (*place, error) {
+	w, err := simulation.NewClusterSet(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	p := &place{World: w, cfg: cfg}
+	p := &place{ClusterSet: w, cfg: cfg}
 	if p.first, err = w.FirstImport(ctx); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return p, nil
 }
 
-// close ends the world, if there is one.
+// close ends the ClusterSet, if there is one.
 func (p *place) close() error {
 	if p == nil {
 		return nil
@@ -129,16 +129,16 @@ func (p *place) close() error {
 
 // pair measures from a real exporter to a real importer, in turns with the bare relay.
 func pair(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
-	roads := []func(context.Context, float64, time.Duration) (world.Propagation, error){w.Churn, w.ChurnRelay}
+	paths := []func(context.Context, float64, time.Duration) (simulation.Propagation, error){w.Churn, w.ChurnRelay}
 	order := []int{0, 1}
-	var all [2][]world.Propagation
+	var all [2][]simulation.Propagation
 	for round := range rounds + 1 { // round 0 warms up: connections, caches, the relay's first copies
 		turn := s.turn
 		if round == 0 {
 			turn = min(turn, 5*time.Second)
 		}
 		for _, i := range order {
-			p, err := roads[i](ctx, s.pairRate, turn)
+			p, err := paths[i](ctx, s.pairRate, turn)
 			if err := errors.Join(err, arrived(p)); err != nil {
 				return nil, err
 			}
@@ -160,10 +160,10 @@ func pair(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, 
 
 // many measures one importer of many members that change all the time.
 func many(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
-	var times []world.Propagation
-	var loads []world.Load
+	var times []simulation.Propagation
+	var loads []simulation.Load
 	for range rounds {
-		var p world.Propagation
+		var p simulation.Propagation
 		load, err := w.Load(ctx, func(ctx context.Context) (err error) {
 			p, err = w.Churn(ctx, s.manyRate, s.turn)
 			return errors.Join(err, arrived(p))
@@ -187,7 +187,7 @@ func many(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, 
 // large measures what the number of Services and endpoints costs: to import them, to hold them at rest, and
 // to look at them again after a restart.
 func large(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
-	imports, peaks := []world.FirstImport{w.first}, []float64{mib(w.first.Load.Peak)}
+	imports, peaks := []simulation.FirstImport{w.first}, []float64{mib(w.first.Load.Peak)}
 	for range min(rounds, s.imports) - 1 {
 		if err := w.ReplaceImporter(ctx); err != nil {
 			return nil, err
@@ -221,7 +221,7 @@ func large(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric,
 		{Name: fmt.Sprintf("restart to synced with %d services, nothing to write", services), Value: metric.Median(synced), Unit: "s", Bar: new(10.0), Better: metric.Lower},
 		{Name: "writes of a restart, to both API servers", Value: slices.Max(written), Unit: "writes", Better: metric.Lower},
 		{
-			Name: "writes at rest, to both API servers, Leases apart", Value: (world.Writes(rest.Importer.Requests) + world.Writes(rest.Broker.Requests)) / minutes,
+			Name: "writes at rest, to both API servers, Leases apart", Value: (simulation.Writes(rest.Importer.Requests) + simulation.Writes(rest.Broker.Requests)) / minutes,
 			Unit: "1/min", Bar: new(0.0), Better: metric.Lower, Limit: new(0.0),
 		},
 		{Name: "controller at rest", Value: cpu(rest), Unit: "CPU", Better: metric.Lower},
@@ -239,7 +239,7 @@ func wide(ctx context.Context, w *place, s sizes, _ int) ([]metric.Metric, error
 }
 
 // arrived makes it an error that changes never arrived: the times of the others would be worth nothing.
-func arrived(p world.Propagation) error {
+func arrived(p simulation.Propagation) error {
 	if p.Missing > 0 {
 		return fmt.Errorf("%d of %d changes never arrived", p.Missing, p.Changes)
 	}
@@ -247,20 +247,20 @@ func arrived(p world.Propagation) error {
 }
 
 // What rows are made of.
-func p50(p world.Propagation) float64 { return ms(p.P50) }
-func p99(p world.Propagation) float64 { return ms(p.P99) }
-func ms(d time.Duration) float64      { return float64(d) / float64(time.Millisecond) }
-func mib(bytes int64) float64         { return float64(bytes) / (1 << 20) }
-func rss(l world.Load) float64        { return mib(l.Peak) }
-func cpu(l world.Load) float64        { return l.Controller.Seconds() / l.Took.Seconds() }
+func p50(p simulation.Propagation) float64 { return ms(p.P50) }
+func p99(p simulation.Propagation) float64 { return ms(p.P99) }
+func ms(d time.Duration) float64           { return float64(d) / float64(time.Millisecond) }
+func mib(bytes int64) float64              { return float64(bytes) / (1 << 20) }
+func rss(l simulation.Load) float64        { return mib(l.Peak) }
+func cpu(l simulation.Load) float64        { return l.Controller.Seconds() / l.Took.Seconds() }
 
-func usable(f world.FirstImport) float64   { return f.Usable.Seconds() }
-func reported(f world.FirstImport) float64 { return f.Reported.Seconds() }
+func usable(f simulation.FirstImport) float64   { return f.Usable.Seconds() }
+func reported(f simulation.FirstImport) float64 { return f.Reported.Seconds() }
 
-func brokerCPU(l world.Load) float64 {
+func brokerCPU(l simulation.Load) float64 {
 	return (l.Broker.API + l.Broker.Etcd).Seconds() / l.Took.Seconds()
 }
-func received(l world.Load) float64 { return float64(l.Received) / 1e3 / l.Took.Seconds() }
+func received(l simulation.Load) float64 { return float64(l.Received) / 1e3 / l.Took.Seconds() }
 
 // over returns the median over the rounds.
 func over[T any](rounds []T, of func(T) float64) float64 {

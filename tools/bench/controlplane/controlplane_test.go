@@ -2,21 +2,18 @@ package controlplane
 
 import (
 	"math"
-	"os"
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/netlab"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
-// One round with next to nothing in it, and one world for all parts, to see that every row comes out; what the
+// One round with next to nothing in it, and one ClusterSet for all parts, to see that every row comes out; what the
 // rows say is for a quiet machine and the promised sizes.
 func TestRun(t *testing.T) {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		netlab.Skip(t, "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them")
-	}
-	few := world.Config{Members: 2, Exports: 3, Endpoints: 2, Exporter: true}
+	apitest.Require(t)
+	few := simulation.Config{Members: 2, Exports: 3, Endpoints: 2, Exporter: true}
 	s := sizes{
 		pair: few, pairRate: 20, many: few, manyRate: 20, large: few, wide: few,
 		turn: time.Second, rest: time.Second, imports: 1,
@@ -41,15 +38,15 @@ func TestRun(t *testing.T) {
 
 func TestRatioIsOfRounds(t *testing.T) {
 	t.Parallel()
-	at := func(ms ...int) []world.Propagation {
-		var p []world.Propagation
+	at := func(ms ...int) []simulation.Propagation {
+		var p []simulation.Propagation
 		for _, m := range ms {
-			p = append(p, world.Propagation{P50: time.Duration(m) * time.Millisecond})
+			p = append(p, simulation.Propagation{P50: time.Duration(m) * time.Millisecond})
 		}
 		return p
 	}
 	if have := ratio(at(20, 200, 30), at(10, 100, 10), p50); have != 2 {
-		t.Errorf("ratio %v, want 2: a round that is slow on both roads does not count twice", have)
+		t.Errorf("ratio %v, want 2: a round that is slow on both paths does not count twice", have)
 	}
 	if have := over(at(20, 200, 30), p50); have != 30 {
 		t.Errorf("median %v, want 30", have)
@@ -58,10 +55,10 @@ func TestRatioIsOfRounds(t *testing.T) {
 
 func TestArrived(t *testing.T) {
 	t.Parallel()
-	if err := arrived(world.Propagation{Changes: 5}); err != nil {
+	if err := arrived(simulation.Propagation{Changes: 5}); err != nil {
 		t.Error(err)
 	}
-	if arrived(world.Propagation{Changes: 5, Missing: 1}) == nil {
+	if arrived(simulation.Propagation{Changes: 5, Missing: 1}) == nil {
 		t.Error("a change that never arrived is no error")
 	}
 }

@@ -29,7 +29,7 @@ type runCosts map[program][]float64
 // program is a BPF program of one of our dataplanes, or of what they are held against.
 type program struct{ plane, name string }
 
-// programCosts runs all kinds of traffic on our roads once more, round by round, while the kernel takes the time of
+// programCosts runs all kinds of traffic on our paths once more, round by round, while the kernel takes the time of
 // every BPF program, which itself costs some tens of nanoseconds a run.
 func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
@@ -44,15 +44,15 @@ func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err er
 	defer func() { err = errors.Join(err, empty.Close()) }()
 	others := maps.Clone(b.references.programs)
 	maps.Copy(others, empty.programs)
-	roads := append(b.withPrograms(), bare)
+	paths := append(b.withPrograms(), bare)
 	short := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.name != shortTCP })
 	known := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.name == shortTCP })
 	c = costs{runCosts{}, runCosts{}}
 	for round := range rounds {
-		if err := b.takeCosts(ctx, known, roads, others, c.known); err != nil {
+		if err := b.takeCosts(ctx, known, paths, others, c.known); err != nil {
 			return c, err
 		}
-		if err := b.takeCosts(ctx, short, roads, others, c.short); err != nil {
+		if err := b.takeCosts(ctx, short, paths, others, c.short); err != nil {
 			return c, err
 		}
 		fmt.Fprintf(b.progress, "round %d/%d  run times of %d programs\n", round+1, rounds, len(c.short))
@@ -68,14 +68,14 @@ func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err er
 	return c, nil
 }
 
-// takeCosts adds what a run took of each program that kinds of traffic on roads met.
-func (b *testbed) takeCosts(ctx context.Context, kinds []kind, roads []road, others map[program]*ebpf.Program, c runCosts) error {
+// takeCosts adds what a run took of each program that kinds of traffic on paths met.
+func (b *testbed) takeCosts(ctx context.Context, kinds []kind, paths []path, others map[program]*ebpf.Program, c runCosts) error {
 	before, err := b.runTimes(others)
 	if err != nil {
 		return err
 	}
 	for _, k := range kinds {
-		if err := b.takeTurns(k, roads, func(_ int, r road) error {
+		if err := b.takeTurns(k, paths, func(_ int, r path) error {
 			_, err := b.travel(ctx, k, r)
 			return err
 		}); err != nil {
@@ -94,9 +94,9 @@ func (b *testbed) takeCosts(ctx context.Context, kinds []kind, roads []road, oth
 	return nil
 }
 
-// withPrograms are the roads with programs of ours or of a reference.
-func (b *testbed) withPrograms() []road {
-	return slices.DeleteFunc(slices.Clone(b.roads), func(r road) bool {
+// withPrograms are the paths with programs of ours or of a reference.
+func (b *testbed) withPrograms() []path {
+	return slices.DeleteFunc(slices.Clone(b.paths), func(r path) bool {
 		return !slices.ContainsFunc(b.planes, func(p plane) bool { return p.name == r.name }) &&
 			!slices.Contains([]string{leastSocket, leastStorage, leastSlow, leastFast, redirected}, r.name)
 	})

@@ -4,8 +4,8 @@
 //
 // How it measures decides whether the numbers mean anything. Client and server are two threads on one
 // CPU, since waking another CPU costs more than what is measured; so the time of an operation is the whole
-// cost of its path. Every phase on a road has one on the direct road right beside it, and a row is the median of the
-// ratios of such pairs, of all rounds: what else the machine does falls on both. Every road but those by which a socket
+// cost of its path. Every phase on a path has one on the direct path right beside it, and a row is the median of the
+// ratios of such pairs, of all rounds: what else the machine does falls on both. Every path but those by which a socket
 // itself finds the backend has a client and a first router of its own, alike but for what translates there: what one peer
 // loads into a kernel's hooks, such as connection tracking, costs no other.
 package dataplane
@@ -29,10 +29,10 @@ import (
 // sizes are how large and how long everything is.
 type sizes struct {
 	one, many services.Set
-	// phase is how long one kind of traffic runs on one road at a stretch: short, because what else the machine does
+	// phase is how long one kind of traffic runs on one path at a stretch: short, because what else the machine does
 	// comes and goes, and spoils the fewer of many pairs the shorter they are.
 	phase time.Duration
-	// turns is how often within a round each road is compared with the direct one, but for kinds that want more.
+	// turns is how often within a round each path is compared with the direct one, but for kinds that want more.
 	turns int
 }
 
@@ -87,13 +87,13 @@ func newSample(cpu time.Duration, trips []time.Duration) sample {
 	return sample{cpu: cpu / n, p50: trips[n/2], mean: sum / n}
 }
 
-// pair is a phase on a road and one on the direct road, one right after the other.
-type pair struct{ road, direct sample }
+// pair is a phase on a path and one on the direct path, one right after the other.
+type pair struct{ path, direct sample }
 
-// pairs are indexed by kind of traffic and road.
+// pairs are indexed by kind of traffic and path.
 type pairs map[string]map[string][]pair
 
-// measure runs all kinds of traffic on all roads, round by round.
+// measure runs all kinds of traffic on all paths, round by round.
 func (b *testbed) measure(ctx context.Context, rounds int) (pairs, error) {
 	// One thread for each of two blocking loops, with a spare one so that the runtime leaves these two
 	// alone; and no garbage collection in between.
@@ -112,7 +112,7 @@ func (b *testbed) measure(ctx context.Context, rounds int) (pairs, error) {
 			if all[k.name] == nil {
 				all[k.name] = map[string][]pair{}
 			}
-			for _, r := range b.roads {
+			for _, r := range b.paths {
 				if found[r.name] == nil {
 					continue
 				}
@@ -126,15 +126,15 @@ func (b *testbed) measure(ctx context.Context, rounds int) (pairs, error) {
 	return all, nil
 }
 
-// compare runs one kind of traffic by turns on each road where it goes and on the direct one, which is the first of
-// all. Which of them begins changes from turn to turn, and so does the order of the roads. The result is indexed by road.
+// compare runs one kind of traffic by turns on each path where it goes and on the direct one, which is the first of
+// all. Which of them begins changes from turn to turn, and so does the order of the paths. The result is indexed by path.
 func (b *testbed) compare(ctx context.Context, k kind) (map[string][]pair, error) {
 	found := map[string][]pair{}
-	base := b.roads[0]
-	err := b.takeTurns(k, b.roads[1:], func(turn int, r road) error {
+	base := b.paths[0]
+	err := b.takeTurns(k, b.paths[1:], func(turn int, r path) error {
 		var p pair
 		for i := range 2 {
-			on, took := r, &p.road
+			on, took := r, &p.path
 			if (i+turn)%2 == 0 {
 				on, took = base, &p.direct
 			}
@@ -149,13 +149,13 @@ func (b *testbed) compare(ctx context.Context, k kind) (map[string][]pair, error
 	return found, err
 }
 
-// takeTurns calls do for each of roads where a kind of traffic goes, turn by turn, there and back.
-func (b *testbed) takeTurns(k kind, roads []road, do func(turn int, r road) error) error {
-	order := slices.DeleteFunc(slices.Clone(roads), func(r road) bool { return !k.goes(r) })
+// takeTurns calls do for each of paths where a kind of traffic goes, turn by turn, there and back.
+func (b *testbed) takeTurns(k kind, paths []path, do func(turn int, r path) error) error {
+	order := slices.DeleteFunc(slices.Clone(paths), func(r path) bool { return !k.goes(r) })
 	for turn := range b.turns * k.often {
 		for _, r := range order {
 			if err := do(turn, r); err != nil {
-				return fmt.Errorf("%s on the road %s: %w", k.name, r.name, err)
+				return fmt.Errorf("%s on the path %s: %w", k.name, r.name, err)
 			}
 		}
 		slices.Reverse(order)
@@ -163,9 +163,9 @@ func (b *testbed) takeTurns(k kind, roads []road, do func(turn int, r road) erro
 	return nil
 }
 
-// travel is one phase: its sockets belong to the cgroup of the road, or to one that no program looks at. To be in one
+// travel is one phase: its sockets belong to the cgroup of the path, or to one that no program looks at. To be in one
 // costs a connection about a hundredth, and every pod is.
-func (b *testbed) travel(ctx context.Context, k kind, r road) (s sample, err error) {
+func (b *testbed) travel(ctx context.Context, k kind, r path) (s sample, err error) {
 	cgroup := cmp.Or(r.cgroup, b.bare)
 	if err := cgroup.Enter(); err != nil {
 		return sample{}, err

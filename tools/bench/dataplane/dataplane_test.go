@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
 
-// One small round, to see that every road leads to the backend and every row comes out; what the rows say is
+// One small round, to see that every path leads to the backend and every row comes out; what the rows say is
 // for a quiet machine.
 func TestRun(t *testing.T) {
 	netlab.Privileged(t)
@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// taken are pairs that took so many microseconds of CPU, on the road and directly.
+// taken are pairs that took so many microseconds of CPU, on the path and directly.
 func taken(us ...[2]int) []pair {
 	var found []pair
 	for _, u := range us {
@@ -74,7 +74,7 @@ func taken(us ...[2]int) []pair {
 	return found
 }
 
-// The ratio is taken pair by pair: a time that is slow on both roads does not count twice.
+// The ratio is taken pair by pair: a time that is slow on both paths does not count twice.
 func TestMedianRatio(t *testing.T) {
 	found := taken([2]int{110, 100}, [2]int{1100, 1000}, [2]int{330, 100}, [2]int{100, 100})
 	if got := medianRatio(found, cpu); got != 1.1 {
@@ -91,11 +91,11 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// Roads take turns there and back, but where this kind of traffic does not go.
+// Paths take turns there and back, but where this kind of traffic does not go.
 func TestTakeTurns(t *testing.T) {
 	b := &testbed{sizes: sizes{turns: 1}}
 	var order []string
-	err := b.takeTurns(kind{name: rrUDPUnconnected, often: 3}, []road{{name: "a"}, {name: "b"}, {name: "c", connected: true}}, func(turn int, r road) error {
+	err := b.takeTurns(kind{name: rrUDPUnconnected, often: 3}, []path{{name: "a"}, {name: "b"}, {name: "c", connected: true}}, func(turn int, r path) error {
 		order = append(order, fmt.Sprint(turn, r.name))
 		return nil
 	})

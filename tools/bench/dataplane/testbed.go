@@ -21,10 +21,10 @@ type testbed struct {
 
 	router, server *netlab.Namespace // the second router, and the backend
 	bare           *netlab.Cgroup    // without programs
-	roads          []road
+	paths          []path
 	lanes          int
 	planes         []plane
-	references     *yardsticks
+	references     *baselines
 	size           size
 	process        process
 	peerProgram    float64 // seconds that kube-proxy took, 0 when it was not asked
@@ -34,7 +34,7 @@ type testbed struct {
 
 func newTestbed(ctx context.Context, s sizes, progress io.Writer) (*testbed, error) {
 	b := &testbed{sizes: s, progress: progress}
-	for _, step := range []func(context.Context) error{b.makeFolder, b.makeCgroup, b.makeNetwork, b.startServer, b.buildRoads} {
+	for _, step := range []func(context.Context) error{b.makeFolder, b.makeCgroup, b.makeNetwork, b.startServer, b.buildPaths} {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(err, b.close())
 		}
@@ -66,7 +66,7 @@ func (b *testbed) makeCgroup(context.Context) (err error) {
 // backend is where the server answers.
 var backend = netip.AddrPortFrom(services.Answered, services.EndpointPort)
 
-// makeNetwork makes the part of the network that all roads share: the second router and the backend.
+// makeNetwork makes the part of the network that all paths share: the second router and the backend.
 func (b *testbed) makeNetwork(context.Context) error {
 	var err error
 	if b.router, err = b.newNamespace(); err != nil {
@@ -124,7 +124,7 @@ func (b *testbed) newLane() (*lane, error) {
 	)
 }
 
-// newCgroup makes a cgroup for the sockets of a road.
+// newCgroup makes a cgroup for the sockets of a path.
 func (b *testbed) newCgroup() (*netlab.Cgroup, error) {
 	c, err := netlab.NewCgroup()
 	if err == nil {

@@ -45,8 +45,8 @@ var kinds = []kind{
 	{rrUDPUnconnected, 1, func(netip.AddrPort) (int, error) { return socket(unix.SOCK_DGRAM) }, askFrom},
 }
 
-// goes reports whether this kind of traffic finds the backend by the road.
-func (k kind) goes(r road) bool { return !r.connected || k.name != rrUDPUnconnected }
+// goes reports whether this kind of traffic finds the backend by the path.
+func (k kind) goes(r path) bool { return !r.connected || k.name != rrUDPUnconnected }
 
 // What a client asks its TCP server for.
 const (

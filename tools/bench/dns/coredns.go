@@ -27,7 +27,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/apiserver"
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
 	"github.com/isthmus-net/isthmus/tools/netlab"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // coreDNS is the peer.
@@ -46,7 +46,7 @@ type cluster struct {
 
 // newCluster starts an API server and builds CoreDNS.
 func newCluster(ctx context.Context, dir string, progress io.Writer) (*cluster, error) {
-	assets, err := world.Assets(ctx, progress)
+	assets, err := simulation.Assets(ctx, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func newCluster(ctx context.Context, dir string, progress io.Writer) (*cluster, 
 	if err != nil {
 		return nil, err
 	}
-	storage, err := os.MkdirTemp(world.DefaultStorage(), "isthmus-bench-")
+	storage, err := os.MkdirTemp(simulation.DefaultStorage(), "isthmus-bench-")
 	if err != nil {
 		return nil, fmt.Errorf("make folder: %w", err)
 	}
@@ -177,7 +177,7 @@ const corefile = `.:%d {
 }
 `
 
-// readLimit is how long CoreDNS may take to read its world.
+// readLimit is how long CoreDNS may take to read all Services.
 const readLimit = 90 * time.Second
 
 // serve starts CoreDNS on one CPU and waits until it answers for all Services of the cluster. Now and then one of ten
@@ -196,9 +196,9 @@ func (c *cluster) start(ctx context.Context, cpu int, set names.Set) (*server, e
 	if err != nil {
 		return nil, err
 	}
-	at, sight := ports[0], ports[1]
+	at, metrics := ports[0], ports[1]
 	path := filepath.Join(c.dir, "Corefile")
-	if err := os.WriteFile(path, fmt.Appendf(nil, corefile, at.Port(), sight, c.kubeconfig), 0o600); err != nil {
+	if err := os.WriteFile(path, fmt.Appendf(nil, corefile, at.Port(), metrics, c.kubeconfig), 0o600); err != nil {
 		return nil, err
 	}
 	s, err := start(ctx, coreDNS, at, cpu, c.program, "-conf", path)

@@ -186,7 +186,7 @@ func (b *bench) nameserver(ctx context.Context, name string, cpu int, args ...st
 }
 
 // takeTurns lets all servers answer one kind of traffic, in short turns; who has none stands still, so that nobody collects
-// his garbage at another's cost. Nor does this process meanwhile: it has the whole world in its memory, and what its client
+// his garbage at another's cost. Nor does this process meanwhile: it has all Services in its memory, and what its client
 // waits for then would be the servers' round trips.
 func (b *bench) takeTurns(ctx context.Context, k kind, all map[string]*server, round int) (err error) {
 	runtime.GC()

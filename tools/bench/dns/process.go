@@ -136,7 +136,7 @@ func (s *server) await(ctx context.Context, q names.Question) (time.Time, error)
 		if last = check(answer[:n], &q); s.echo || last == nil {
 			return time.Now(), nil
 		}
-		select { // it has other work: to read its world
+		select { // it has other work: to read all Services
 		case <-ctx.Done():
 		case <-time.After(100 * time.Millisecond):
 		}

@@ -1,7 +1,7 @@
 // Package federation measures a federation without a broker: the latency of a change from one member to all others, and the
 // memory and CPU time of a supervisor that leads all members. Several sizes show how the cost grows.
 //
-// API servers and supervisors are real processes of this machine (see tools/scale/world), and share its processors.
+// API servers and supervisors are real processes of this machine (see tools/scale/simulation), and share its processors.
 package federation
 
 import (
@@ -18,30 +18,30 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // sizes are the parameters of a measurement.
 type sizes struct {
-	changing world.FederationConfig
+	changing simulation.FederationConfig
 	rate     float64       // changes per second
 	turn     time.Duration // duration of one round of changes
 	rest     time.Duration // duration of the measurement at rest
 
-	growing []world.FederationConfig // for the cost, smallest first; the memory of the largest has a bar
-	whole   world.FederationConfig   // with all features on, for its memory
+	growing []simulation.FederationConfig // for the cost, smallest first; the memory of the largest has a bar
+	whole   simulation.FederationConfig   // with all features on, for its memory
 }
 
 // promised are the sizes that the bars apply to. The largest takes 12 GiB of memory.
 var promised = sizes{
-	changing: world.FederationConfig{Members: 3, Supervisors: 2, Services: 100, Endpoints: 10},
+	changing: simulation.FederationConfig{Members: 3, Supervisors: 2, Services: 100, Endpoints: 10},
 	rate:     20, turn: 20 * time.Second, rest: time.Minute,
-	growing: []world.FederationConfig{
+	growing: []simulation.FederationConfig{
 		{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20},
 		{Members: 10, Supervisors: 1, Services: 500, Endpoints: 20},
 		{Members: 20, Supervisors: 1, Services: 500, Endpoints: 20},
 	},
-	whole: world.FederationConfig{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20, ClusterSetIPs: true, Policies: 50},
+	whole: simulation.FederationConfig{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20, ClusterSetIPs: true, Policies: 50},
 }
 
 // Run measures for a number of rounds and returns the rows of the table. Its processes end before it returns.
@@ -52,7 +52,7 @@ func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, 
 func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
-	assets, err := world.Assets(ctx, progress)
+	assets, err := simulation.Assets(ctx, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -61,21 +61,21 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 		return nil, fmt.Errorf("create a folder: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	controller, err := world.BuildController(ctx, dir)
+	controller, err := simulation.BuildController(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
-	storage := world.DefaultStorage()
-	fmt.Fprintln(progress, world.DescribeStorage(storage))
-	build := func(cfg world.FederationConfig, measure func(*world.Federation) error) error {
+	storage := simulation.DefaultStorage()
+	fmt.Fprintln(progress, simulation.DescribeStorage(storage))
+	build := func(cfg simulation.FederationConfig, measure func(*simulation.Federation) error) error {
 		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = assets, controller, storage, progress
-		f, err := world.NewFederation(ctx, cfg)
+		f, err := simulation.NewFederation(ctx, cfg)
 		if err != nil {
 			return err
 		}
 		return errors.Join(measure(f), f.Close())
 	}
-	if err := build(s.changing, func(f *world.Federation) (err error) {
+	if err := build(s.changing, func(f *simulation.Federation) (err error) {
 		rows, err = changes(ctx, f, s, rounds)
 		return err
 	}); err != nil {
@@ -83,7 +83,7 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	}
 	var costs []cost
 	for _, cfg := range append(slices.Clone(s.growing), s.whole) {
-		if err := build(cfg, func(f *world.Federation) error {
+		if err := build(cfg, func(f *simulation.Federation) error {
 			c, err := costOf(ctx, f, cfg.Members)
 			costs = append(costs, c)
 			return err
@@ -104,7 +104,7 @@ type cost struct {
 
 // costOf measures one federation: the peak memory of the first write of everything, and after a restart that finds
 // everything written.
-func costOf(ctx context.Context, f *world.Federation, members int) (cost, error) {
+func costOf(ctx context.Context, f *simulation.Federation, members int) (cost, error) {
 	first, err := f.Memory()
 	if err != nil {
 		return cost{}, err
@@ -154,7 +154,7 @@ func grow(costs []cost, whole cost) (rows []metric.Metric) {
 }
 
 // changes measures the latency of changes, and the writes while nothing changes.
-func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]metric.Metric, error) {
+func changes(ctx context.Context, f *simulation.Federation, s sizes, rounds int) ([]metric.Metric, error) {
 	var p50, p99 []float64
 	for round := range rounds + 1 { // round 0 warms up
 		p, err := f.Churn(ctx, s.rate, s.turn)

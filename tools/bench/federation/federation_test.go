@@ -2,25 +2,22 @@ package federation
 
 import (
 	"math"
-	"os"
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/netlab"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // One round with next to nothing in it, to see that every row comes out; what the rows say is for a quiet machine and
 // the promised sizes.
 func TestRun(t *testing.T) {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		netlab.Skip(t, "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them")
-	}
-	few := world.FederationConfig{Members: 2, Supervisors: 1, Services: 2, Endpoints: 2}
+	apitest.Require(t)
+	few := simulation.FederationConfig{Members: 2, Supervisors: 1, Services: 2, Endpoints: 2}
 	more, most, whole := few, few, few
 	more.Members, most.Members = 3, 4
 	whole.ClusterSetIPs, whole.Policies = true, 2
-	rows, err := run(t.Context(), sizes{changing: few, rate: 20, turn: time.Second, rest: time.Second, growing: []world.FederationConfig{few, more, most}, whole: whole}, 1, t.Output())
+	rows, err := run(t.Context(), sizes{changing: few, rate: 20, turn: time.Second, rest: time.Second, growing: []simulation.FederationConfig{few, more, most}, whole: whole}, 1, t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}

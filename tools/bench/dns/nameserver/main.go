@@ -2,7 +2,7 @@
 // address until its standard input ends:
 //
 //	nameserver -listen ADDR -mode echo                     every packet comes back as it is
-//	nameserver -listen ADDR -mode serve -services N        package dns, with a world of so many Services
+//	nameserver -listen ADDR -mode serve -services N        package dns, with so many Services
 //	nameserver -listen ADDR -mode kept -file FILE          package dns, with what a file keeps; says {} when at rest
 //	nameserver -listen ADDR -mode change -services N       as serve, and says in JSON how soon changes are answered
 package main
@@ -29,7 +29,7 @@ import (
 const (
 	// changes is how many are measured.
 	changes = 200
-	// pace is how long a node waits between two worlds at least, however fast they change (see package view).
+	// pace is how long a node waits between two snapshots at least, however fast they change (see package view).
 	pace = 50 * time.Millisecond
 )
 

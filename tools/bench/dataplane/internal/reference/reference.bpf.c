@@ -12,8 +12,8 @@
  *	redirect_out		sends what the client sends straight out of the uplink, for nobody's VIP
  *	redirect_in		gives what comes at the uplink straight to the client's device
  *
- * from_client and from_network redirect when UPLINK is set, as on the fast road; else the kernel routes. The last two
- * are what is left of the fast road without a load balancer.
+ * from_client and from_network redirect when UPLINK is set, as on the fast path; else the kernel routes. The last two
+ * are what is left of the fast path without a load balancer.
  */
 #include <stdbool.h>
 
@@ -31,7 +31,7 @@
 /* Sockets that the table knows. */
 #define SOCKETS 65536
 
-/* The uplink's interface index, 0 on the slow road; the client's device, for redirect_in; and the next hop at the
+/* The uplink's interface index, 0 on the slow path; the client's device, for redirect_in; and the next hop at the
  * uplink, in network order. Set at load. */
 volatile const __u32 UPLINK = 0;
 volatile const __u32 CLIENT_DEVICE = 0;

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The programs. Those of connect4 translate connections; FromClient and ToClient the packets of a flow on the slow road,
-// FromClient and FromNetwork on the fast one. RedirectOut and RedirectIn are the fast road, and translate nothing.
+// The programs. Those of connect4 translate connections; FromClient and ToClient the packets of a flow on the slow path,
+// FromClient and FromNetwork on the fast one. RedirectOut and RedirectIn are the fast path, and translate nothing.
 const (
 	Connect4Storage = referenceProgConnect4Storage
 	Connect4Table   = referenceProgConnect4Table
@@ -28,7 +28,7 @@ const (
 type Config struct {
 	VIP, Backend netip.AddrPort // IPv4
 	// Uplink is the interface index of the device to the backend, ClientDevice that of the one to the client and NextHop
-	// the router at the uplink, for the fast road; on the slow one all are zero.
+	// the router at the uplink, for the fast path; on the slow one all are zero.
 	Uplink, ClientDevice int
 	NextHop              netip.Addr
 }

@@ -1,4 +1,4 @@
-// Package services is the world that the benchmark of the dataplane serves: as many Services as asked for,
+// Package services defines what the benchmark of the dataplane serves: as many Services as asked for,
 // the first of which is answered.
 package services
 
@@ -56,7 +56,7 @@ func protocols(i int) []clusterset.Protocol {
 	return []clusterset.Protocol{clusterset.TCP}
 }
 
-// Snapshot returns the world as an agent gets it.
+// Snapshot returns the Services as an agent gets them.
 func (s Set) Snapshot() *clusterset.Snapshot {
 	snap := &clusterset.Snapshot{Services: make([]clusterset.Service, s.Services)}
 	for i := range snap.Services {

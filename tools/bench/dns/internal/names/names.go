@@ -1,4 +1,4 @@
-// Package names is the world that the benchmark of DNS serves, and what is asked of it.
+// Package names defines the Services that the benchmark of DNS serves, and the queries.
 package names
 
 import (
@@ -73,7 +73,7 @@ func wide(n int) clusterset.Service {
 	}
 }
 
-// Snapshot returns the world as an agent gets it.
+// Snapshot returns the Services as an agent gets them.
 func (s Set) Snapshot() *clusterset.Snapshot {
 	snap := &clusterset.Snapshot{Services: make([]clusterset.Service, 0, s.Services+1)}
 	for i := range s.Services {

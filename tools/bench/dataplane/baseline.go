@@ -24,20 +24,20 @@ const (
 	leastStorage = "reference, socket path with socket storage"
 	leastSlow    = "reference, packet slow path"
 	leastFast    = "reference, packet fast path"
-	// redirected is the fast road without a load balancer: what there is to gain, or to lose, before one has done anything.
+	// redirected is the fast path without a load balancer: what there is to gain, or to lose, before one has done anything.
 	redirected = "redirected, no load balancer"
 )
 
-// yardsticks are programs that ours are held against, on hooks of their own.
-type yardsticks struct {
+// baselines are programs that ours are held against, on hooks of their own.
+type baselines struct {
 	programs map[program]*ebpf.Program
 	open     []io.Closer
 }
 
-func newYardsticks() *yardsticks { return &yardsticks{programs: map[program]*ebpf.Program{}} }
+func newBaselines() *baselines { return &baselines{programs: map[program]*ebpf.Program{}} }
 
 // Close takes the programs from their hooks.
-func (y *yardsticks) Close() error {
+func (y *baselines) Close() error {
 	var errs []error
 	for _, o := range slices.Backward(y.open) {
 		errs = append(errs, o.Close())
@@ -45,9 +45,9 @@ func (y *yardsticks) Close() error {
 	return errors.Join(errs...)
 }
 
-// buildReferences builds the roads of the references.
+// buildReferences builds the paths of the references.
 func (b *testbed) buildReferences() error {
-	b.references = newYardsticks()
+	b.references = newBaselines()
 	b.undo = append(b.undo, b.references.Close)
 	return errors.Join(
 		b.buildLeastSocket(leastSocket, reference.Connect4Table),
@@ -59,7 +59,7 @@ func (b *testbed) buildReferences() error {
 }
 
 // attachCgroup puts a program on a hook of a cgroup.
-func (y *yardsticks) attachCgroup(p *ebpf.Program, at ebpf.AttachType, cgroup *netlab.Cgroup) error {
+func (y *baselines) attachCgroup(p *ebpf.Program, at ebpf.AttachType, cgroup *netlab.Cgroup) error {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup.Path, Attach: at, Program: p})
 	if err != nil {
 		return fmt.Errorf("attach to a cgroup: %w", err)
@@ -69,7 +69,7 @@ func (y *yardsticks) attachCgroup(p *ebpf.Program, at ebpf.AttachType, cgroup *n
 }
 
 // attachDevice puts a program on a device of a node.
-func (y *yardsticks) attachDevice(p *ebpf.Program, at ebpf.AttachType, node *netlab.Namespace, name string) error {
+func (y *baselines) attachDevice(p *ebpf.Program, at ebpf.AttachType, node *netlab.Namespace, name string) error {
 	return node.Do(func() error {
 		device, err := net.InterfaceByName(name)
 		if err != nil {
@@ -84,10 +84,10 @@ func (y *yardsticks) attachDevice(p *ebpf.Program, at ebpf.AttachType, node *net
 	})
 }
 
-// layFloor puts programs that do nothing where the direct road passes, and makes a road for those of a cgroup. The
-// yardsticks are the caller's to close.
-func (b *testbed) layFloor() (y *yardsticks, r road, err error) {
-	y = newYardsticks()
+// layFloor puts programs that do nothing where the direct path passes, and makes a path for those of a cgroup. The
+// baselines are the caller's to close.
+func (b *testbed) layFloor() (y *baselines, r path, err error) {
+	y = newBaselines()
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, y.Close())
@@ -107,30 +107,30 @@ func (b *testbed) layFloor() (y *yardsticks, r road, err error) {
 	}
 	cgroup, err := b.newCgroup()
 	if err != nil {
-		return nil, road{}, err
+		return nil, path{}, err
 	}
 	for name, at := range map[string]ebpf.AttachType{"connect4": ebpf.AttachCGroupInet4Connect, "recvmsg4": ebpf.AttachCGroupUDP4Recvmsg} {
 		p, err := load(name, ebpf.CGroupSockAddr, at)
 		if err != nil {
-			return nil, road{}, err
+			return nil, path{}, err
 		}
 		if err := y.attachCgroup(p, at, cgroup); err != nil {
-			return nil, road{}, err
+			return nil, path{}, err
 		}
 	}
 	p, err := load("classifier", ebpf.SchedCLS, ebpf.AttachTCXIngress)
 	if err != nil {
-		return nil, road{}, err
+		return nil, path{}, err
 	}
-	plain := b.roads[0]
+	plain := b.paths[0]
 	if err := y.attachDevice(p, ebpf.AttachTCXIngress, plain.lane.node, plain.lane.devices[0]); err != nil {
-		return nil, road{}, err
+		return nil, path{}, err
 	}
-	return y, road{name: floor, lane: plain.lane, cgroup: cgroup, to: plain.to}, nil
+	return y, path{name: floor, lane: plain.lane, cgroup: cgroup, to: plain.to}, nil
 }
 
 // loadLeast loads the reference. What it opens is y's.
-func (y *yardsticks) loadLeast(cfg reference.Config) (*ebpf.Collection, error) {
+func (y *baselines) loadLeast(cfg reference.Config) (*ebpf.Collection, error) {
 	cfg.VIP, cfg.Backend = vip, backend
 	coll, err := reference.Load(cfg)
 	if err != nil {
@@ -156,12 +156,12 @@ func (b *testbed) buildLeastSocket(plane, name string) error {
 		return err
 	}
 	y.programs[program{plane, "connect4"}] = coll.Programs[name]
-	b.roads = append(b.roads, road{name: plane, lane: b.roads[0].lane, cgroup: cgroup, to: vip, connected: true})
+	b.paths = append(b.paths, path{name: plane, lane: b.paths[0].lane, cgroup: cgroup, to: vip, connected: true})
 	return y.attachCgroup(coll.Programs[name], ebpf.AttachCGroupInet4Connect, cgroup)
 }
 
 // buildLeastPacket makes a lane whose node translates by the reference. Answers are for the named program: FromNetwork
-// makes it a fast road, ToClient a slow one.
+// makes it a fast path, ToClient a slow one.
 func (b *testbed) buildLeastPacket(plane, back string) error {
 	l, err := b.newLane()
 	if err != nil {
@@ -171,11 +171,11 @@ func (b *testbed) buildLeastPacket(plane, back string) error {
 	at, device := ebpf.AttachTCXEgress, l.devices[0]
 	if back == reference.FromNetwork {
 		at, device = ebpf.AttachTCXIngress, l.devices[1]
-		if cfg, err = fastRoad(l); err != nil {
+		if cfg, err = fastPath(l); err != nil {
 			return err
 		}
 	}
-	b.roads = append(b.roads, road{name: plane, lane: l, to: vip})
+	b.paths = append(b.paths, path{name: plane, lane: l, to: vip})
 	return b.layReference(plane, l, cfg, reference.FromClient, back, at, device)
 }
 
@@ -185,16 +185,16 @@ func (b *testbed) buildRedirected() error {
 	if err != nil {
 		return err
 	}
-	cfg, err := fastRoad(l)
+	cfg, err := fastPath(l)
 	if err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{name: redirected, lane: l, to: backend})
+	b.paths = append(b.paths, path{name: redirected, lane: l, to: backend})
 	return b.layReference(redirected, l, cfg, reference.RedirectOut, reference.RedirectIn, ebpf.AttachTCXIngress, l.devices[1])
 }
 
-// fastRoad says where the node of a lane redirects to.
-func fastRoad(l *lane) (cfg reference.Config, err error) {
+// fastPath says where the node of a lane redirects to.
+func fastPath(l *lane) (cfg reference.Config, err error) {
 	cfg.NextHop = l.router
 	err = l.node.Do(func() error {
 		client, err := net.InterfaceByName(l.devices[0])

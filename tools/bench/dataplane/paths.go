@@ -21,10 +21,10 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/packetpath"
 	"github.com/isthmus-net/isthmus/tools/scale/kubeproxy"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
-// The roads.
+// The paths.
 const (
 	direct     = "direct"
 	socketOne  = "socket path"
@@ -35,8 +35,8 @@ const (
 	kubeProxy  = "kube-proxy"
 )
 
-// road is a way to the backend.
-type road struct {
+// path is a way to the backend.
+type path struct {
 	name   string
 	lane   *lane
 	cgroup *netlab.Cgroup // of the client's sockets; nil: one without programs
@@ -45,16 +45,16 @@ type road struct {
 	connected bool
 }
 
-// plane is a dataplane of ours: the road it is for, and the BPF filesystem with its maps and programs.
+// plane is a dataplane of ours: the path it is for, and the BPF filesystem with its maps and programs.
 type plane struct{ name, bpffs string }
 
-// buildRoads builds all roads, in the order of their turns.
-func (b *testbed) buildRoads(ctx context.Context) error {
+// buildPaths builds all paths, in the order of their turns.
+func (b *testbed) buildPaths(ctx context.Context) error {
 	plain, err := b.newLane()
 	if err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{name: direct, lane: plain, to: backend})
+	b.paths = append(b.paths, path{name: direct, lane: plain, to: backend})
 	for _, build := range []func(context.Context, *lane) error{b.buildSocketOne, b.buildSocketMany} {
 		if err := build(ctx, plain); err != nil {
 			return err
@@ -72,7 +72,7 @@ func (b *testbed) buildRoads(ctx context.Context) error {
 	return b.buildReferences()
 }
 
-// vip is the one that is answered, on every road of ours and in the rules written by hand.
+// vip is the one that is answered, on every path of ours and in the rules written by hand.
 var vip = netip.AddrPortFrom(services.VIP(0), services.Port)
 
 // newPlane returns a place for a dataplane, and the cgroup whose sockets it serves.
@@ -119,7 +119,7 @@ func (b *testbed) buildSocketOne(ctx context.Context, l *lane) error {
 	if err := errors.Join(a.Sync(ctx, b.one.Snapshot()), a.Close()); err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{name: socketOne, lane: l, cgroup: cgroup, to: vip})
+	b.paths = append(b.paths, path{name: socketOne, lane: l, cgroup: cgroup, to: vip})
 	return nil
 }
 
@@ -132,7 +132,7 @@ func (b *testbed) buildSocketMany(ctx context.Context, l *lane) error {
 	if err := b.measureSize(ctx, cfg); err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{name: socketMany, lane: l, cgroup: cgroup, to: vip})
+	b.paths = append(b.paths, path{name: socketMany, lane: l, cgroup: cgroup, to: vip})
 	return nil
 }
 
@@ -160,7 +160,7 @@ func (b *testbed) buildPacket(ctx context.Context, l *lane, name string, fast bo
 	if err := d.Close(); err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{name: name, lane: l, to: vip})
+	b.paths = append(b.paths, path{name: name, lane: l, to: vip})
 	return nil
 }
 
@@ -188,13 +188,13 @@ func (b *testbed) buildNFT(ctx context.Context, l *lane) error {
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("nft: %w\n%s", err, output)
 	}
-	b.roads = append(b.roads, road{name: nftByHand, lane: l, to: vip})
+	b.paths = append(b.paths, path{name: nftByHand, lane: l, to: vip})
 	return nil
 }
 
 // buildKubeProxy lets a real kube-proxy translate as many VIPs as the larger of our dataplanes.
 func (b *testbed) buildKubeProxy(ctx context.Context, l *lane) error {
-	assets, err := world.Assets(ctx, b.progress)
+	assets, err := simulation.Assets(ctx, b.progress)
 	if err != nil {
 		return err
 	}
@@ -221,6 +221,6 @@ func (b *testbed) buildKubeProxy(ctx context.Context, l *lane) error {
 	}
 	b.peerProgram = took.Seconds()
 	fmt.Fprintf(b.progress, "kube-proxy programmed %d Services with %d endpoints each in %.1fs\n", b.many.Services, b.many.Endpoints, b.peerProgram)
-	b.roads = append(b.roads, road{name: kubeProxy, lane: l, to: netip.AddrPortFrom(kubeproxy.ClusterIP(0), services.Port)})
+	b.paths = append(b.paths, path{name: kubeProxy, lane: l, to: netip.AddrPortFrom(kubeproxy.ClusterIP(0), services.Port)})
 	return nil
 }
