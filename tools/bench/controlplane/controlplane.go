@@ -246,7 +246,7 @@ func arrived(p simulation.Propagation) error {
 	return nil
 }
 
-// What rows are made of.
+// p50, p99 and the functions below take one figure of a measurement for a row.
 func p50(p simulation.Propagation) float64 { return ms(p.P50) }
 func p99(p simulation.Propagation) float64 { return ms(p.P99) }
 func ms(d time.Duration) float64           { return float64(d) / float64(time.Millisecond) }

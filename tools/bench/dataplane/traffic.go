@@ -48,7 +48,7 @@ var kinds = []kind{
 // goes reports whether this kind of traffic finds the backend by the path.
 func (k kind) goes(r path) bool { return !r.connected || k.name != rrUDPUnconnected }
 
-// What a client asks its TCP server for.
+// Requests of a client to its TCP server, one byte each.
 const (
 	goOn byte = '+' // answer and wait for more
 	stop byte = '.' // answer and close: the TIME_WAIT is the server's, the client's port is free again

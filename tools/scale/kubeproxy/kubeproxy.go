@@ -136,7 +136,7 @@ func (c *Cluster) Start(ctx context.Context, ns *netlab.Namespace, mode Mode) (_
 	}
 	waiting, cancel := context.WithTimeout(ctx, limit+time.Duration(len(c.services))*limitEach)
 	defer cancel()
-	for i := range c.services { // one transaction brings them all, but nobody promised that
+	for i := range c.services { // one transaction brings them all today, which is not guaranteed
 		if i == 0 || i == len(c.services)-1 {
 			if err := p.await(waiting, ns, mode, c.services[i], ClusterIP(i)); err != nil {
 				return nil, errors.Join(err, p.Stop())
@@ -231,7 +231,7 @@ func forward(ctx context.Context, in net.Conn, address string) error {
 	defer in.Close()
 	out, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil // whoever connected finds the connection closed
+		return nil // the client finds the connection closed
 	}
 	defer out.Close()
 	done := make(chan struct{}, 2)

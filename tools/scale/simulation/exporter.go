@@ -28,7 +28,7 @@ type exporter struct {
 	// write creates an EndpointSlice of the member, or updates the one of that version, where the change
 	// that began at a given time is seen first. It returns the new version.
 	write func(ctx context.Context, began time.Time, es *discoveryv1.EndpointSlice, version string) (string, error)
-	// self says that the beginning of a change is the call of write. Else somebody watches for it.
+	// self says that the beginning of a change is the call of write. Otherwise a watch reports it.
 	self bool
 
 	mu    sync.Mutex // guards fresh

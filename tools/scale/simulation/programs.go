@@ -42,7 +42,7 @@ func BuildController(ctx context.Context, dir string) (string, error) {
 // memory is where Linux has a filesystem in memory.
 const memory = "/dev/shm"
 
-// DefaultStorage is where etcd's files go unless somebody says otherwise: into memory where the machine has
+// DefaultStorage is where etcd's files go by default: into memory where the machine has
 // a place for it, so that its disk is not what is measured.
 func DefaultStorage() string {
 	const enough = 4 << 30

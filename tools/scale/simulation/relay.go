@@ -72,7 +72,7 @@ func (w *ClusterSet) startRelays(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The addresses are those of the simulated member that comes after the last one; nobody believes them.
+	// The addresses are those of the simulated member that comes after the last one; no controller reads them.
 	x := newExporter("relay", w.podBlock(len(w.ids())))
 	x.write = func(ctx context.Context, _ time.Time, es *discoveryv1.EndpointSlice, version string) (string, error) {
 		es.Labels = map[string]string{discoveryv1.LabelManagedBy: relayedBy}

@@ -47,7 +47,7 @@ func (t *tracker) from(a netip.Addr, at time.Time) {
 }
 
 // to says that a was seen where it should go. Changes of the same slice that began earlier have arrived
-// with it, also when they were overwritten and nobody ever saw them.
+// with it, also when they were overwritten before any watch showed them.
 func (t *tracker) to(a netip.Addr, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 
 func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 
-// Of three changes of one slice the middle one is overwritten before anybody sees it: it has arrived with the
-// third. A change of another slice never arrives.
+// Three changes of one slice: the middle one is overwritten before a watch shows it, and arrives with the third. A change of
+// another slice never arrives.
 func TestTracker(t *testing.T) {
 	t.Parallel()
 	begin := time.Now()

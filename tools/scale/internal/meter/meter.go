@@ -109,7 +109,7 @@ func (m *Meter) dismiss(c net.Conn) {
 	delete(m.conns, c)
 }
 
-// counting counts what is read, before it is passed on: whoever has got it finds it counted.
+// counting counts what is read, before it is passed on: a receiver finds its bytes counted.
 type counting struct {
 	from  io.Reader
 	bytes *atomic.Int64
