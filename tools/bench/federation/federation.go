@@ -1,5 +1,5 @@
-// Package federation measures a federation without a broker: how soon a change in one member is in all others, and what a
-// supervisor takes that leads all members, of several sizes, so that it can be seen how that grows.
+// Package federation measures a federation without a broker: the propagation time of a change from one member to all others, and
+// the cost of the leading supervisor at several sizes, which shows how that cost grows.
 //
 // API servers and supervisors are real processes of this machine (see tools/scale/world), and share its processors.
 package federation
@@ -9,30 +9,26 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"time"
 
-	"github.com/go-logr/logr"
-	"k8s.io/klog/v2"
-	ctrl "sigs.k8s.io/controller-runtime"
-
+	"github.com/isthmus-net/isthmus/tools/bench/internal/setup"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/scale/world"
 )
 
-// sizes are how large everything is.
+// sizes are the dimensions and durations of a run.
 type sizes struct {
 	changing world.FederationConfig
-	rate     float64       // of changes, a second
-	turn     time.Duration // how long changes go on at a stretch
-	rest     time.Duration // how long to look at a federation at rest
+	rate     float64       // changes per second
+	turn     time.Duration // the time of changes without a break
+	rest     time.Duration // the time that a federation at rest is observed
 
-	growing []world.FederationConfig // of which the cost is measured, from the smallest; the memory of the largest has a bar
-	whole   world.FederationConfig   // with everything switched on; its memory is measured
+	growing []world.FederationConfig // smallest first; the memory of the largest has a bar
+	whole   world.FederationConfig   // with all features on; only its memory is measured
 }
 
-// promised is what the bars are about. The largest takes 12 GiB of memory.
+// promised are the sizes that the bars apply to. The largest needs 12 GiB of memory.
 var promised = sizes{
 	changing: world.FederationConfig{Members: 3, Supervisors: 2, Services: 100, Endpoints: 10},
 	rate:     20, turn: 20 * time.Second, rest: time.Minute,
@@ -44,31 +40,20 @@ var promised = sizes{
 	whole: world.FederationConfig{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20, ClusterSetIPs: true, Policies: 50},
 }
 
-// Run measures for the given number of rounds and returns the rows of the table. Nothing of it outlives the call.
+// Run measures for the given number of rounds and returns the rows of the table. It stops all processes and removes their files
+// before it returns.
 func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	return run(ctx, promised, rounds, progress)
 }
 
 func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
-	klog.SetLogger(logr.Discard())
-	ctrl.SetLogger(logr.Discard())
-	assets, err := world.Assets(ctx, progress)
+	programs, err := setup.New(ctx, progress)
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "isthmus-bench-")
-	if err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
-	}
-	defer os.RemoveAll(dir)
-	controller, err := world.BuildController(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	storage := world.DefaultStorage()
-	fmt.Fprintln(progress, world.DescribeStorage(storage))
+	defer func() { err = errors.Join(err, programs.Close()) }()
 	build := func(cfg world.FederationConfig, measure func(*world.Federation) error) error {
-		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = assets, controller, storage, progress
+		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = programs.Assets, programs.Controller, programs.Storage, progress
 		f, err := world.NewFederation(ctx, cfg)
 		if err != nil {
 			return err
@@ -94,15 +79,15 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	return append(rows, grow(costs[:len(s.growing)], costs[len(s.growing)])...), nil
 }
 
-// cost is what a federation takes.
+// cost is the cost of a federation.
 type cost struct {
 	name        string
 	members     float64
-	mib         float64 // that the supervisor has taken at most
-	writes, cpu float64 // for each member, until everything is written; cpu is the supervisor's, in seconds
+	mib         float64 // peak RSS of the supervisor
+	writes, cpu float64 // per member, until everything is written; cpu is the supervisor's, in seconds
 }
 
-// costOf measures one: the memory while everything was written for the first time, and when it finds everything written.
+// costOf measures a federation. The peak memory covers the first write of everything, and a restart that has nothing to write.
 func costOf(ctx context.Context, f *world.Federation, members int) (cost, error) {
 	first, err := f.Memory()
 	if err != nil {
@@ -111,28 +96,28 @@ func costOf(ctx context.Context, f *world.Federation, members int) (cost, error)
 	if err := f.Restart(ctx); err != nil {
 		return cost{}, err
 	}
-	again, err := f.Memory()
-	of := f.Cost()
+	restarted, err := f.Memory()
+	total := f.Cost()
 	return cost{
-		name: f.String(), members: float64(members), mib: float64(max(first, again)) / (1 << 20),
-		writes: of.Writes / float64(members), cpu: of.CPU.Seconds() / float64(members),
+		name: f.String(), members: float64(members), mib: float64(max(first, restarted)) / (1 << 20),
+		writes: total.Writes / float64(members), cpu: total.CPU.Seconds() / float64(members),
 	}, err
 }
 
-// grow returns the rows of federations that grow, and of one with everything. What each more member adds is told for each
-// step of size: where the steps say the same, the cost is linear.
+// grow returns the rows of federations of increasing size, and of one with all features. Each step of size has rows with the
+// cost of an additional member: the cost is linear if the steps agree.
 func grow(costs []cost, whole cost) (rows []metric.Metric) {
 	row := func(name, unit string, value float64) {
 		rows = append(rows, metric.Metric{Name: name, Unit: unit, Value: value, Better: metric.Lower})
 	}
-	memory := func(c cost) { row("RSS of a supervisor that leads "+c.name+", at most", "MiB", c.mib) }
+	memory := func(c cost) { row("peak RSS of the leading supervisor, "+c.name, "MiB", c.mib) }
 	for _, c := range costs {
 		memory(c)
 	}
 	rows[len(rows)-1].Bar = new(200.0)
 	for _, c := range costs {
-		row("writes into each member until all is written, "+c.name, "writes", c.writes)
-		row("processor time of the supervisor for each, "+c.name, "s", c.cpu)
+		row("writes per member until converged, "+c.name, "writes", c.writes)
+		row("supervisor CPU time per member until converged, "+c.name, "s", c.cpu)
 	}
 	for i, small := range costs[:len(costs)-1] {
 		large := costs[i+1]
@@ -141,18 +126,18 @@ func grow(costs []cost, whole cost) (rows []metric.Metric) {
 			name, unit string
 			by         float64
 		}{
-			{"RSS of the supervisor", "MiB", large.mib - small.mib},
-			{"writes into each member", "writes", large.writes - small.writes},
-			{"processor time for each member", "s", large.cpu - small.cpu},
+			{"peak RSS of the supervisor", "MiB", large.mib - small.mib},
+			{"writes per member", "writes", large.writes - small.writes},
+			{"supervisor CPU time per member", "s", large.cpu - small.cpu},
 		} {
-			row(fmt.Sprintf("%s, for one member more from %g to %g", step.name, small.members, large.members), step.unit, max(0, step.by)/more)
+			row(fmt.Sprintf("%s, per additional member from %g to %g", step.name, small.members, large.members), step.unit, max(0, step.by)/more)
 		}
 	}
 	memory(whole)
 	return rows
 }
 
-// changes measures how soon changes are everywhere, and what is written when there are none.
+// changes measures the propagation of changes to all members, and counts the writes at rest.
 func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]metric.Metric, error) {
 	var p50, p99 []float64
 	for round := range rounds + 1 { // round 0 warms up
@@ -164,7 +149,7 @@ func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]m
 			return nil, fmt.Errorf("%d of %d changes never arrived", p.Missing, p.Changes)
 		}
 		if round > 0 {
-			p50, p99 = append(p50, ms(p.P50)), append(p99, ms(p.P99))
+			p50, p99 = append(p50, metric.Milliseconds(p.P50)), append(p99, metric.Milliseconds(p.P99))
 		}
 	}
 	writes, err := f.Rest(ctx, s.rest)
@@ -176,10 +161,8 @@ func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]m
 		{Name: name + ": p50", Value: metric.Median(p50), Unit: "ms", Bar: new(100.0), Better: metric.Lower},
 		{Name: name + ": p99", Value: metric.Median(p99), Unit: "ms", Bar: new(500.0), Better: metric.Lower},
 		{
-			Name: "writes at rest, to all API servers, Leases apart", Value: writes / s.rest.Minutes(),
+			Name: "writes at rest, to all API servers, Leases excluded", Value: writes / s.rest.Minutes(),
 			Unit: "1/min", Bar: new(0.0), Better: metric.Lower, Limit: new(0.0),
 		},
 	}, nil
 }
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
