@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images check test test-kernels soak demo demo-down demo-gateway demo-gateway-down
+.PHONY: help generate build images check unit test test-kernels soak demo demo-down demo-gateway demo-gateway-down
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ images: ## build the container images into bin/images/, as OCI archives
 
 check: ## format, lint, vet, and proof that generated files are current
 	go run ./tools/check
+
+unit: ## the tests that need neither privileges nor an API server
+	go run ./tools/test -unit
 
 test: ## every test; the last line counts what ran
 	go run ./tools/test

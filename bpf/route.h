@@ -30,7 +30,7 @@ static __always_inline void set_fib_addrs(struct bpf_fib_lookup *fib, bool ipv6,
 	}
 }
 
-/* Reports whether a lookup found a route, if only one whose neighbour is not resolved yet. */
+/* Reports whether a lookup found a route, even if its neighbour is not resolved yet. */
 static __always_inline bool has_route(long found)
 {
 	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH;

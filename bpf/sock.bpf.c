@@ -156,17 +156,17 @@ static __always_inline bool move_first(struct bpf_sock_addr *ctx, struct sock_vi
 	return true;
 }
 
-static __always_inline void fill_vip(struct sock_vip *s, const struct frontend_key *vip, const struct backend *be,
-				     const struct choice *choice)
-{
-	__builtin_memcpy(s->vip, vip->addr, sizeof(s->vip));
-	__builtin_memcpy(s->backend, be->addr, sizeof(s->backend));
-	s->vip_port = vip->port;
-	s->backend_port = be->port;
-	s->backend_id = choice->backend_id;
-	s->service = choice->service;
-	s->cluster = be->cluster;
-}
+/* Fills in the VIP and the backend of a struct sock_vip or struct tcp_vip. */
+#define FILL_VIP(s, from, be, choice)                                             \
+	({                                                                        \
+		__builtin_memcpy((s)->vip, (from)->addr, sizeof((s)->vip));       \
+		__builtin_memcpy((s)->backend, (be)->addr, sizeof((s)->backend)); \
+		(s)->vip_port = (from)->port;                                     \
+		(s)->backend_port = (be)->port;                                   \
+		(s)->backend_id = (choice)->backend_id;                           \
+		(s)->service = (choice)->service;                                 \
+		(s)->cluster = (be)->cluster;                                     \
+	})
 
 /* Stores a connection in the socket's storage. */
 static __always_inline bool store_connected(struct bpf_sock_addr *ctx, const struct frontend_key *vip,
@@ -178,7 +178,7 @@ static __always_inline bool store_connected(struct bpf_sock_addr *ctx, const str
 		return false;
 	if (s->flags & SOCK_VIP_FIRST && !move_first(ctx, s))
 		return false;
-	fill_vip(s, vip, be, choice);
+	FILL_VIP(s, vip, be, choice);
 	set_flags(s, SOCK_VIP_CONNECTED);
 	return true;
 }
@@ -191,13 +191,7 @@ static __always_inline bool remember_tcp(struct bpf_sock_addr *ctx, const struct
 	struct sock_vip *m;
 
 	if (s) {
-		__builtin_memcpy(s->vip, vip->addr, sizeof(s->vip));
-		__builtin_memcpy(s->backend, be->addr, sizeof(s->backend));
-		s->vip_port = vip->port;
-		s->backend_port = be->port;
-		s->backend_id = choice->backend_id;
-		s->service = choice->service;
-		s->cluster = be->cluster;
+		FILL_VIP(s, vip, be, choice);
 	} else if (!store_connected(ctx, vip, be, choice)) {
 		return false;
 	}
@@ -207,7 +201,7 @@ static __always_inline bool remember_tcp(struct bpf_sock_addr *ctx, const struct
 	m = bpf_sk_storage_get(&sock_vips, msk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!m)
 		return false;
-	fill_vip(m, vip, be, choice);
+	FILL_VIP(m, vip, be, choice);
 	set_flags(m, SOCK_VIP_CONNECTED);
 	return true;
 }
@@ -241,7 +235,7 @@ static __always_inline bool remember_sent(struct bpf_sock_addr *ctx, struct sock
 	if (!s) {
 		struct sock_vip first = { .flags = SOCK_VIP_FIRST };
 
-		fill_vip(&first, vip, be, choice);
+		FILL_VIP(&first, vip, be, choice);
 		s = bpf_sk_storage_get(&sock_vips, ctx->sk, &first, BPF_SK_STORAGE_GET_F_CREATE);
 		if (!s)
 			return false;

@@ -11,16 +11,16 @@ import (
 
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/isthmus-net/isthmus/tools/testbed"
 	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 //go:embed testdata/workload.yaml
 var workload string
 
 const (
-	namespace = "road"
-	name      = "echo.road.svc.clusterset.local"
+	namespace = "e2e"
+	name      = "echo.e2e.svc.clusterset.local"
 
 	// clientNode is where the tests connect from. No backend of its own cluster runs there.
 	clientNode = "a2"
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	if os.Geteuid() != 0 {
+	if !netlab.IsRoot() {
 		return m.Run() // each test says why it cannot run
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)

@@ -111,7 +111,7 @@ func (l *lockedBuffer) String() string {
 // startNode starts an agent with flags on a test node. Its kubeconfig names a server that refuses connections.
 func startNode(t *testing.T, flags ...string) *node {
 	t.Helper()
-	if os.Geteuid() != 0 {
+	if !netlab.IsRoot() {
 		netlab.Skip(t, "needs root, for namespaces, cgroups and BPF")
 	}
 	dir := t.TempDir()

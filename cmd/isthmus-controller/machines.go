@@ -15,14 +15,14 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
 )
 
-// What Services of machines need beside the controller's own rights. The chart gives it with controller.federation.
+// Services of machines need these additional rights. The chart grants them with controller.federation.
 //
 // +kubebuilder:rbac:groups="",resources=services,verbs=create;update;delete
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=update
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=externalworkloads,verbs=list;watch
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=externalworkloads/status,verbs=update
 
-// newMachines returns what makes Services of machines.
+// newMachines returns the controller of Services of machines.
 func newMachines(s settings, local *rest.Config, log *slog.Logger) (*workloads.Controller, error) {
 	cfg := workloads.Config{Local: local, Clouds: map[string]workloads.Cloud{}, Log: log}
 	if s.machines != "" {
@@ -37,12 +37,12 @@ func newMachines(s settings, local *rest.Config, log *slog.Logger) (*workloads.C
 	return workloads.New(cfg)
 }
 
-// readMachines reads the file of --machines. What it does not know is an error, by its name.
+// readMachines reads the file of --machines. Unknown fields are errors.
 func readMachines(path string) (workloads.Settings, error) {
 	var s workloads.Settings
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return s, fmt.Errorf("--machines=%s does not exist; give it the path of the settings of clouds", path)
+		return s, fmt.Errorf("--machines=%s does not exist; give the path of the cloud settings", path)
 	}
 	if err == nil {
 		err = yaml.UnmarshalStrict(text, &s)
@@ -56,7 +56,7 @@ func readMachines(path string) (workloads.Settings, error) {
 	return s, nil
 }
 
-// describeMachines adds how machines are doing.
+// describeMachines adds the state of machines.
 func describeMachines(to *status.Federation, s workloads.State) {
 	to.MachineProblems = s.Problems
 	for _, c := range s.Clouds {

@@ -1,4 +1,4 @@
-// Command isthmus-controller is the control plane of one member cluster.
+// Command isthmus-controller is the controller of one member cluster.
 package main
 
 import (
@@ -42,11 +42,11 @@ func main() {
 	}
 }
 
-// gcPercent makes the heap grow by half before it is collected, where Go lets it double: memory is what a
-// controller costs all day, processor time only while something changes. GOGC overrules it.
+// gcPercent lets the heap grow by half before a collection, where Go's default doubles it: a controller needs its memory all
+// day, and CPU time only at changes. GOGC overrides it.
 const gcPercent = 50
 
-// federationGCPercent is that of a supervisor, who keeps what all members of the federation have.
+// federationGCPercent is gcPercent for a supervisor, which caches objects of all members of the federation.
 const federationGCPercent = 25
 
 // settings are the flags.
@@ -59,31 +59,31 @@ type settings struct {
 	logLevel         slog.Level
 	federation       bool
 	machines, clouds string
-	plane            broker.Settings
+	broker           broker.Settings
 }
 
 func command() *cobra.Command {
 	var s settings
 	cmd := &cobra.Command{
 		Use:   "isthmus-controller",
-		Short: "Export this cluster's Services to the ClusterSet and import everybody's",
-		Long: `isthmus-controller runs in every member of a ClusterSet. It tells the broker which
-Services this cluster exports, and creates a ServiceImport and EndpointSlices here for
-every Service that any member exports. isthmusctl join installs it.
+		Short: "Export this cluster's Services to the ClusterSet and import those of all members",
+		Long: `isthmus-controller runs in every member of a ClusterSet. It publishes the Services that
+this cluster exports to the broker, and creates a ServiceImport and EndpointSlices here for
+every Service that a member exports. isthmusctl join prepares a cluster for it.
 
-With --federation it also does this cluster's part in a federation, which needs no broker:
-where the cluster's Federation names members, it takes part in the election of a leader
-for each, and a leader brings federated Services and policies in line there. It makes
-Services of machines outside of the cluster, too: of ExternalWorkloads, and of servers of
-the clouds that --machines names. Without the kubeconfig of a broker it does nothing else.
-isthmusctl federation forms one.
+With --federation it also runs this cluster's part of a federation, which needs no broker.
+If the cluster's Federation names members, it takes part in the election of a leader for
+each; the leader writes federated Services and policies there. It also creates Services for
+machines outside of the cluster: for ExternalWorkloads, and for servers of the clouds that
+--machines names. Without a broker kubeconfig it runs the federation alone. isthmusctl
+federation creates one.
 
-It serves /healthz, /readyz, /metrics and /status as JSON. While the broker is away it
-changes nothing, is not ready, and keeps trying.`,
-		Example: `  # In a pod: the cluster's own API server, and the broker by the mounted secret
+It serves /healthz, /readyz, /metrics and /status (JSON). While the broker is away it
+changes nothing, is not ready, and retries.`,
+		Example: `  # In a pod: the cluster's own API server, and the broker of the mounted Secret
   isthmus-controller
 
-  # On a desk
+  # On a workstation
   isthmus-controller --kubeconfig=$HOME/.kube/east --broker-kubeconfig=broker.kubeconfig
 
   # A cluster of a federation
@@ -99,30 +99,30 @@ changes nothing, is not ready, and keeps trying.`,
 	}
 	usage.Explain(cmd)
 	f := cmd.Flags()
-	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of this cluster; without it, that of the pod")
+	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of this cluster (default: that of the pod)")
 	f.StringVar(&s.brokerKubeconfig, "broker-kubeconfig", "/etc/isthmus/broker/kubeconfig", "kubeconfig of the broker; its context names the broker's namespace")
-	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "namespace Isthmus is installed in, with this cluster's Member")
+	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "installation namespace of Isthmus, which contains this cluster's Member")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
-	f.BoolVar(&s.federation, "federation", false, "do this cluster's part in the federation that its Federation describes")
-	f.StringVar(&s.machines, "machines", "", "file that names the clouds whose servers may be Services, with --federation (default: no clouds)")
-	f.StringVar(&s.clouds, "clouds", "", "clouds.yaml with the entries that --machines names (default: as OpenStack's own clients find it)")
-	p := &s.plane
-	f.StringVar(&p.Profile, "profile", "", "kep or lighthouse: what the settings below are where they are not given (default: as registered, at first kep)")
-	f.StringVar(&p.ClusterSetIP, "clusterset-ip", "", "enabled or disabled: whether a Service gets a ClusterSetIP without asking (default: as registered)")
+	f.BoolVar(&s.federation, "federation", false, "run this cluster's part of the federation of its Federation")
+	f.StringVar(&s.machines, "machines", "", "file with the clouds whose servers may become Services; requires --federation (default: no clouds)")
+	f.StringVar(&s.clouds, "clouds", "", "clouds.yaml with the entries that --machines names (default: that of OpenStack's own clients)")
+	p := &s.broker
+	f.StringVar(&p.Profile, "profile", "", "kep or lighthouse: the defaults of the settings below (default: the registered one, initially kep)")
+	f.StringVar(&p.ClusterSetIP, "clusterset-ip", "", "enabled or disabled: whether a Service gets a ClusterSetIP by default (default: as registered)")
 	f.StringVar(&p.PortMerge, "port-merge", "", "union or intersection of the ports of all exporters (default: the profile's)")
-	f.StringVar(&p.TypeConflict, "type-conflict", "", "merge or exclude exporters whose type is not the import's (default: the profile's)")
-	f.StringVar(&p.Endpoints, "endpoints", "", "pods or service-vip: what this cluster exports; use service-vip where others cannot reach its pods (default: the profile's)")
-	f.StringVar(&p.ConflictPrecedence, "conflict-precedence", "", "export-time or broker-time: which export is the oldest (default: export-time, never before the member joined)")
-	f.StringVar(&p.Liveness, "liveness", "", "evidence or lease: whether a member whose Lease is old is dead only if its endpoints do not answer either (default: evidence)")
+	f.StringVar(&p.TypeConflict, "type-conflict", "", "merge or exclude exporters whose type differs from the import's (default: the profile's)")
+	f.StringVar(&p.Endpoints, "endpoints", "", "pods or service-vip: the endpoints that this cluster exports; use service-vip if others cannot reach its pods (default: the profile's)")
+	f.StringVar(&p.ConflictPrecedence, "conflict-precedence", "", "export-time or broker-time: the time by which the oldest export is determined (default: export-time, never before the member joined)")
+	f.StringVar(&p.Liveness, "liveness", "", "evidence or lease: with evidence, a member with an old Lease is dead only if its endpoints do not answer either (default: evidence)")
 	f.StringSliceVar(&p.RestrictedNamespaces, "restricted-namespaces", broker.DefaultRestrictedNamespaces, "patterns of namespaces that are neither exported nor imported")
-	f.DurationVar(&p.Quarantine, "clusterset-ip-quarantine", 0, "how long a ClusterSetIP that nobody uses any more is given to nobody else (default: 5m times --time-scale)")
-	f.Float64Var(&p.TimeScale, "time-scale", 1, "multiply every Lease, time to live and window, for drills: 0.1 is ten times as fast; the same in all clusters")
+	f.DurationVar(&p.Quarantine, "clusterset-ip-quarantine", 0, "how long a released ClusterSetIP is not allocated again (default: 5m times --time-scale)")
+	f.Float64Var(&p.TimeScale, "time-scale", 1, "factor of every Lease, TTL and window, for drills: 0.1 is ten times as fast; use the same in all clusters")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 	f.TextVar(&s.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return cmd
 }
 
-// run wires the control plane to its HTTP door and runs both until ctx ends.
+// run runs the controller, its part of the federation and the HTTP server until ctx ends.
 func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if os.Getenv("GOGC") == "" {
 		percent := gcPercent
@@ -148,9 +148,9 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 			return err
 		}
 	} else if s.machines != "" {
-		return errors.New("--machines is given without --federation, which makes Services of them; give both")
+		return errors.New("--machines requires --federation; give both")
 	}
-	if parts.plane, err = newPlane(ctx, s, local, log); err != nil {
+	if parts.broker, err = newBroker(ctx, s, local, log); err != nil {
 		return err
 	}
 	listener, err := cli.Listen(ctx, s.listen)
@@ -159,8 +159,8 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return cli.Serve(ctx, listener, routes(parts.describe)) })
-	if parts.plane != nil {
-		group.Go(func() error { return parts.plane.Run(ctx) })
+	if parts.broker != nil {
+		group.Go(func() error { return parts.broker.Run(ctx) })
 	}
 	if parts.federation != nil {
 		group.Go(func() error { return parts.federation.Run(ctx) })
@@ -168,14 +168,13 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	return group.Wait()
 }
 
-// newPlane returns the control plane of a member of a broker, nil for a cluster that has none and does its part in a
-// federation.
-func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Logger) (*broker.Controller, error) {
+// newBroker returns the controller of a member of a broker; nil for a cluster of a federation without a broker.
+func newBroker(ctx context.Context, s settings, local *rest.Config, log *slog.Logger) (*broker.Controller, error) {
 	if _, err := os.Stat(s.brokerKubeconfig); s.federation && errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // that there is none is the answer
+		return nil, nil //nolint:nilnil // nil means none
 	}
-	cfg := broker.Config{Local: local, Namespace: s.namespace, Settings: s.plane, Log: log}
-	if s.kubeconfig == "" { // in a pod, whose resolver is that of all pods
+	cfg := broker.Config{Local: local, Namespace: s.namespace, Settings: s.broker, Log: log}
+	if s.kubeconfig == "" { // in a pod, which has the resolver of all pods
 		cfg.CheckDNS = func(ctx context.Context) error { return zoneask.Ask(ctx, net.DefaultResolver) }
 	}
 	var err error
@@ -185,15 +184,15 @@ func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Log
 	return broker.New(ctx, cfg)
 }
 
-// newFederation returns the cluster's part in a federation, of which machines is one.
+// newFederation returns the cluster's part of a federation, which also runs machines.
 func newFederation(s settings, local *rest.Config, machines func(context.Context) error, log *slog.Logger) (*federation.Federation, error) {
 	pod, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("name this process: %w", err)
 	}
 	return federation.New(federation.Config{
-		Local: local, Namespace: s.namespace, Pod: pod, Times: federation.Scaled(s.plane.TimeScale),
-		Reconcilers: federation.Reconcilers(s.namespace, s.plane.TimeScale, log), Machines: machines, Log: log,
+		Local: local, Namespace: s.namespace, Pod: pod, Times: federation.Scaled(s.broker.TimeScale),
+		Reconcilers: federation.Reconcilers(s.namespace, s.broker.TimeScale, log), Machines: machines, Log: log,
 	})
 }
 
@@ -216,25 +215,25 @@ func routes(current func() status.Controller) http.Handler {
 	return mux
 }
 
-// parts are what runs in this process; one of plane and federation may be nil, and machines are with the latter.
+// parts are the controllers of this process. broker and federation may be nil; machines exists with the latter.
 type parts struct {
-	plane      *broker.Controller
+	broker     *broker.Controller
 	federation *federation.Federation
 	machines   *workloads.Controller
 }
 
-// describe says how all parts are.
+// describe returns the status of all parts.
 func (p parts) describe() status.Controller {
 	c := status.Controller{Version: version.String(), Ready: true}
-	if p.plane != nil {
-		c = describe(p.plane.State())
+	if p.broker != nil {
+		c = describe(p.broker.State())
 	}
 	if p.federation == nil {
 		return c
 	}
 	s := p.federation.State()
 	c.Federation = &status.Federation{Cluster: string(s.Cluster), Problem: s.Problem}
-	if s.Problem != "" && (p.plane == nil || s.Problem != federation.NotFormed) { // a member of a broker may wait for a federation
+	if s.Problem != "" && (p.broker == nil || s.Problem != federation.NotFormed) { // a member of a broker is ready without a federation
 		c.Ready, c.Waiting = false, append(c.Waiting, s.Problem)
 	}
 	for _, m := range s.Members {
@@ -246,7 +245,7 @@ func (p parts) describe() status.Controller {
 	return c
 }
 
-// describe turns the control plane's state into the shape that isthmusctl reads.
+// describe converts a State into the status that isthmusctl reads.
 func describe(s broker.State) status.Controller {
 	c := status.Controller{
 		Version: version.String(),

@@ -27,8 +27,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
-// TestStart goes the way of a cluster that joins, one step at a time: without a registration the controller
-// ends with a sentence; with one and a broker that is away it runs, is alive, and says why it is not ready.
+// TestStart follows a cluster that joins: without a registration the controller ends with an error; with one and a broker
+// that is away it runs, is healthy, and reports why it is not ready.
 func TestStart(t *testing.T) {
 	cfg := apitest.StartEmpty(t)
 	broker := unusedAddress(t)
@@ -36,13 +36,13 @@ func TestStart(t *testing.T) {
 		kubeconfig:       kubeconfig(t, &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}, &clientcmdapi.AuthInfo{ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData}, ""),
 		brokerKubeconfig: kubeconfig(t, &clientcmdapi.Cluster{Server: "http://" + broker}, &clientcmdapi.AuthInfo{Token: "t"}, "isthmus-broker"),
 		namespace:        "isthmus-system", listen: unusedAddress(t), logFormat: "text", logLevel: slog.LevelError,
-		federation: true, // which nobody has formed: no reason not to be ready
+		federation: true, // without a Federation, which does not affect readiness
 	}
-	s.plane.TimeScale = 1
+	s.broker.TimeScale = 1
 	refused := func(want string) {
 		t.Helper()
 		if err := run(t.Context(), s, io.Discard); err == nil || err.Error() != want {
-			t.Errorf("it ends with %v; want %s", err, want)
+			t.Errorf("run returns %v, want %s", err, want)
 		}
 	}
 	refused("API server " + cfg.Host + " has no Member kind, so this cluster has not joined; run isthmusctl join")
@@ -84,22 +84,22 @@ func TestStart(t *testing.T) {
 		return code == http.StatusServiceUnavailable && strings.HasPrefix(body, want)
 	})
 	if code, body := get(s.listen, "/healthz"); code != http.StatusOK {
-		t.Errorf("it is not alive while the broker is away: %d %s", code, body)
+		t.Errorf("it is not healthy while the broker is away: %d %s", code, body)
 	}
-	var said status.Controller
+	var current status.Controller
 	var body string
 	await(t, ended, func() bool {
-		said = status.Controller{}
+		current = status.Controller{}
 		_, body = get(s.listen, status.Path)
-		err = json.Unmarshal([]byte(body), &said)
-		return err != nil || said.Federation != nil && said.Federation.Problem == federation.NotFormed
+		err = json.Unmarshal([]byte(body), &current)
+		return err != nil || current.Federation != nil && current.Federation.Problem == federation.NotFormed
 	})
-	if err != nil || said.Ready || said.Broker.Reachable || said.Cluster != "a" || len(said.Waiting) != 1 || !strings.HasPrefix(said.Waiting[0], want) {
-		t.Errorf("status says %s (%v)", body, err)
+	if err != nil || current.Ready || current.Broker.Reachable || current.Cluster != "a" || len(current.Waiting) != 1 || !strings.HasPrefix(current.Waiting[0], want) {
+		t.Errorf("the status is %s (%v)", body, err)
 	}
 	cancel()
 	if err := <-ended; err != nil {
-		t.Errorf("it ends with %v when it is asked to", err)
+		t.Errorf("run returns %v after a cancel", err)
 	}
 }
 
@@ -126,7 +126,7 @@ func kubeconfig(t *testing.T, cluster *clientcmdapi.Cluster, user *clientcmdapi.
 	return path
 }
 
-// unusedAddress returns an address of this machine at which nobody listens.
+// unusedAddress returns an address of this machine without a listener.
 func unusedAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

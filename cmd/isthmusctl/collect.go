@@ -24,13 +24,13 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 )
 
-// controllerReport is how the member's controller fares.
+// controllerReport is the state of the member's controller.
 type controllerReport struct {
 	Ready   int32         `json:"ready"`
 	Desired int32         `json:"desired"`
 	Pods    []podReport   `json:"pods,omitempty"`
-	Broker  *brokerReport `json:"broker,omitempty"` // as the leader sees it
-	// Members are the other members, as the leader sees them.
+	Broker  *brokerReport `json:"broker,omitempty"` // according to the leader
+	// Members are the other members, according to the leader.
 	Members []status.Member `json:"members,omitempty"`
 }
 
@@ -42,7 +42,7 @@ type podReport struct {
 	Error  string             `json:"error,omitempty"` // why it could not be asked
 }
 
-// agentsReport is how the agents of all nodes fare.
+// agentsReport is the state of the agents of all nodes.
 type agentsReport struct {
 	Ready   int32        `json:"ready"`
 	Desired int32        `json:"desired"`
@@ -56,7 +56,7 @@ type nodeReport struct {
 	Error  string        `json:"error,omitempty"` // why it could not be asked
 }
 
-// collector asks a cluster how Isthmus fares in it.
+// collector reads the state of Isthmus in a cluster.
 type collector struct {
 	client    client.Client
 	pods      rest.Interface
@@ -75,12 +75,12 @@ func newCollector(cfg *rest.Config, namespace string) (*collector, error) {
 	return &collector{client: c, pods: core.RESTClient(), namespace: namespace}, nil
 }
 
-// collect makes a report. What is missing or not ready is part of it; an error means that the API server
-// could not be asked.
+// collect returns a report, which includes missing objects and components that are not ready. An error means that the API
+// server does not answer.
 func (c *collector) collect(ctx context.Context) (*report, error) {
 	r := &report{Namespace: c.namespace}
-	for _, part := range []func(context.Context, *report) error{c.definitions, c.federation, c.member, c.controller, c.agents, c.services} {
-		if err := part(ctx, r); err != nil {
+	for _, add := range []func(context.Context, *report) error{c.definitions, c.federation, c.member, c.controller, c.agents, c.services} {
+		if err := add(ctx, r); err != nil {
 			return nil, err
 		}
 	}
@@ -92,24 +92,24 @@ func (r *report) wait(format string, args ...any) {
 	r.Waiting = append(r.Waiting, fmt.Sprintf(format, args...))
 }
 
-// definitions says which ones are older than this isthmusctl. Those that are missing show elsewhere.
+// definitions reports definitions older than this isthmusctl. Other functions report missing ones.
 func (c *collector) definitions(ctx context.Context, r *report) error {
 	old, err := membership.OldDefinitions(ctx, c.client)
 	if apierrors.IsForbidden(err) {
-		return nil // whoever may not read them can do nothing about them
+		return nil // a user who may not read them cannot update them
 	}
 	if err != nil {
 		return err
 	}
 	for _, d := range old {
 		if len(d.Lacks) > 0 {
-			r.wait("definitions: %s; run isthmusctl join again, which renews it", d)
+			r.wait("definitions: %s; run isthmusctl join again, which updates it", d)
 		}
 	}
 	return nil
 }
 
-// federation says of which one the cluster is. Whoever may not read that sees none.
+// federation reads the cluster's federation. Without the right to read it, the report has none.
 func (c *collector) federation(ctx context.Context, r *report) error {
 	f, id := &federationv1alpha1.Federation{}, &federationv1alpha1.ClusterClaim{}
 	err := c.client.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, f)
@@ -138,7 +138,7 @@ func (c *collector) member(ctx context.Context, r *report) error {
 		return nil
 	}
 	if len(members.Items) != 1 {
-		r.wait("membership: namespace %s holds %d Members, want 1; run isthmusctl join", c.namespace, len(members.Items))
+		r.wait("membership: namespace %s has %d Members, want 1; run isthmusctl join", c.namespace, len(members.Items))
 		return nil
 	}
 	m := members.Items[0]
@@ -175,7 +175,7 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	alone := r.Member == nil && r.Federation != nil // there is no broker, and nobody leads
+	alone := r.Member == nil && r.Federation != nil // without a broker no replica leads
 	for _, pod := range pods {
 		p := podReport{Pod: pod.Name}
 		p.Status, err = ask[status.Controller](ctx, c, pod, status.ControllerPort)
@@ -196,7 +196,7 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 	switch b := r.Controller.Broker; {
 	case alone:
 	case b == nil:
-		r.wait("controller: no pod leads yet")
+		r.wait("controller: no pod is the leader yet")
 	case !b.Reachable && !slices.ContainsFunc(r.Waiting, func(w string) bool { return strings.Contains(w, b.Server) }):
 		r.wait("broker: the controller does not reach %s: %s", b.Server, b.Error)
 	}
@@ -244,7 +244,7 @@ func (c *collector) agents(ctx context.Context, r *report) error {
 	return nil
 }
 
-// noAgents says why no agent shall run anywhere.
+// noAgents reports why no agent is scheduled.
 func (c *collector) noAgents(ctx context.Context, r *report, d *appsv1.DaemonSet) error {
 	nodes := &corev1.NodeList{}
 	err := c.client.List(ctx, nodes, client.Limit(1))
@@ -255,14 +255,14 @@ func (c *collector) noAgents(ctx context.Context, r *report, d *appsv1.DaemonSet
 	case err == nil && len(nodes.Items) == 0:
 		r.wait("agents: the cluster has no nodes; add some, DaemonSet %s runs an agent on each", key)
 	case d.Status.ObservedGeneration < d.Generation:
-		r.wait("agents: nobody has looked at DaemonSet %s yet; is the cluster's controller manager running?", key)
+		r.wait("agents: DaemonSet %s has not been processed yet; check that the cluster's controller manager runs", key)
 	default:
-		r.wait("agents: DaemonSet %s suits no node; look at its nodeSelector, affinity and tolerations", key)
+		r.wait("agents: DaemonSet %s matches no node; check its nodeSelector, affinity and tolerations", key)
 	}
 	return nil
 }
 
-// podsOf lists the pods that selector means and that are not on their way out.
+// podsOf lists the pods that match selector and are not being deleted.
 func (c *collector) podsOf(ctx context.Context, selector *metav1.LabelSelector) ([]corev1.Pod, error) {
 	s, err := metav1.LabelSelectorAsSelector(selector)
 	if err != nil {
@@ -275,15 +275,15 @@ func (c *collector) podsOf(ctx context.Context, selector *metav1.LabelSelector) 
 	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
 }
 
-// ask gets the status of a pod through the API server. The error says in which state the pod is.
+// ask gets the status of a pod through the API server. The error names the state of the pod.
 func ask[T status.Agent | status.Controller](ctx context.Context, c *collector, pod corev1.Pod, port int32) (*T, error) {
 	return fetch[T](ctx, c, pod, port, func(r *rest.Request) *rest.Request { return r.Suffix(status.Path) })
 }
 
-// fetch gets something from a pod through the API server, as request says.
+// fetch sends a request to a pod through the API server and decodes the response.
 func fetch[T any](ctx context.Context, c *collector, pod corev1.Pod, port int32, request func(*rest.Request) *rest.Request) (*T, error) {
-	const patience = 5 * time.Second
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nothing came within %s", patience))
+	const timeout = 5 * time.Second
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %s", timeout))
 	defer cancel()
 	get, port, err := proxy(c.pods, pod, port)
 	if err != nil {
@@ -291,20 +291,19 @@ func fetch[T any](ctx context.Context, c *collector, pod corev1.Pod, port int32,
 	}
 	body, err := request(get).DoRaw(ctx)
 	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx) // it is the pod that was silent, not the API server
+		err = context.Cause(ctx) // the pod did not answer, not the API server
 	}
 	if err != nil {
 		return nil, unanswered(pod, port, body, err)
 	}
 	s := new(T)
 	if err := json.Unmarshal(body, s); err != nil {
-		return nil, fmt.Errorf("pod %s answers on port %d with something else than was asked for: %w", pod.Name, port, err)
+		return nil, fmt.Errorf("pod %s on port %d sent an unexpected answer: %w", pod.Name, port, err)
 	}
 	return s, nil
 }
 
-// proxy begins a request to a pod that runs, through the API server, at the port that the pod names or else the given
-// one.
+// proxy returns a request to a running pod through the API server, at the pod's named port or else the given one.
 func proxy(pods rest.Interface, pod corev1.Pod, port int32) (*rest.Request, int32, error) {
 	if pod.Status.Phase != corev1.PodRunning {
 		return nil, 0, fmt.Errorf("pod %s is %s%s", pod.Name, pod.Status.Phase, reasonOf(pod))
@@ -319,19 +318,19 @@ func proxy(pods rest.Interface, pod corev1.Pod, port int32) (*rest.Request, int3
 	return pods.Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").Name(fmt.Sprintf("%s:%d", pod.Name, port)), port, nil
 }
 
-// unanswered is the error of a request to a pod, with what the pod said if it did.
+// unanswered returns the error of a request to a pod, with the pod's message if it sent one.
 func unanswered(pod corev1.Pod, port int32, body []byte, err error) error {
 	said := strings.TrimSpace(string(body))
 	switch {
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("pod %s is of a version that does not know this; upgrade it", pod.Name)
+		return fmt.Errorf("pod %s has a version without this function; upgrade it", pod.Name)
 	case apierrors.IsForbidden(err) && strings.Contains(said, status.TokenHeader):
-		return fmt.Errorf("pod %s does not believe that this may be seen: %s", pod.Name, said)
+		return fmt.Errorf("pod %s refused the observer token: %s", pod.Name, said)
 	}
 	return fmt.Errorf("pod %s does not answer on port %d%s: %w", pod.Name, port, reasonOf(pod), err)
 }
 
-// reasonOf returns what Kubernetes says of a container that does not run, as ": reason: message".
+// reasonOf returns Kubernetes' reason for a container that does not run, as ": reason: message".
 func reasonOf(pod corev1.Pod) string {
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		switch {
@@ -344,7 +343,7 @@ func reasonOf(pod corev1.Pod) string {
 	return ""
 }
 
-// brokers returns the namespaces of the cluster that are a broker: what stands there is every member's.
+// brokers returns the broker namespaces of the cluster, whose objects belong to all members.
 func (c *collector) brokers(ctx context.Context) (map[string]bool, error) {
 	configs := &v1alpha1.ClusterSetConfigList{}
 	err := c.client.List(ctx, configs)
@@ -352,7 +351,7 @@ func (c *collector) brokers(ctx context.Context) (map[string]bool, error) {
 	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("look for brokers: %w", err)
+		return nil, fmt.Errorf("list ClusterSetConfigs: %w", err)
 	}
 	found := map[string]bool{}
 	for _, config := range configs.Items {
@@ -361,8 +360,8 @@ func (c *collector) brokers(ctx context.Context) (map[string]bool, error) {
 	return found, nil
 }
 
-// services counts exports and imports, and collects the conditions that are not as they should be. They
-// are the users' business: a Service in conflict does not make Isthmus unready.
+// services counts exports and imports, and collects the conditions that need attention. They concern users: a Service in
+// conflict does not make Isthmus unready.
 func (c *collector) services(ctx context.Context, r *report) error {
 	exports, imports := &mcsv1beta1.ServiceExportList{}, &mcsv1beta1.ServiceImportList{}
 	brokers, err := c.brokers(ctx)
@@ -372,7 +371,7 @@ func (c *collector) services(ctx context.Context, r *report) error {
 	for _, l := range []client.ObjectList{exports, imports} {
 		err := c.client.List(ctx, l)
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-			r.wait("definitions: the cluster serves no kinds of the MCS API; run isthmusctl join")
+			r.wait("definitions: the cluster does not serve the MCS API; run isthmusctl join")
 			return nil
 		}
 		if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 )
 
-// patience is how long the controller may need to come back with new credentials.
-const patience = 3 * time.Minute
+// rotateTimeout bounds the restart of the controller with new credentials.
+const rotateTimeout = 3 * time.Minute
 
 func rotateCommand() *cobra.Command {
 	var t, broker target
@@ -19,11 +19,11 @@ func rotateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate [ID]",
 		Short: "Give a member new credentials for its broker",
-		Long: `Give a member new credentials for its broker, and make the old ones worthless.
+		Long: `Give a member new credentials for its broker, and invalidate the old ones.
 
-The new ones are put into the cluster, its controller is restarted with them, and when it is ready the old
-ones are deleted; until then both are good, so nothing is lost, whenever it is cut off. A member that was
-revoked gets its rights back. ID, if given, must be the cluster's.`,
+The command writes the new credentials into the cluster, restarts its controller, and deletes the old ones when
+the controller is ready. Until then both are valid, so an interruption does no harm. A revoked member gets its
+rights back. ID, if given, must be that of the cluster.`,
 		Example: "  isthmusctl rotate --kubeconfig a.kubeconfig --broker-kubeconfig broker.kubeconfig",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -44,17 +44,17 @@ revoked gets its rights back. ID, if given, must be the cluster's.`,
 			if len(args) == 1 {
 				id = args[0]
 			}
-			r, err := membership.Rotate(cmd.Context(), b, member, namespace, id, patience)
+			r, err := membership.Rotate(cmd.Context(), b, member, namespace, id, rotateTimeout)
 			if err != nil {
 				return explainBroker(err, broker)
 			}
 			if !r.Restarted {
-				note := fmt.Sprintf("namespace %s has no Deployment isthmus-controller; a controller elsewhere must read Secret %s/%s again", namespace, namespace, v1alpha1.BrokerSecret)
-				if err := tell(cmd, note); err != nil {
+				note := fmt.Sprintf("namespace %s has no Deployment isthmus-controller; restart a controller elsewhere, so that it reads Secret %s/%s", namespace, namespace, v1alpha1.BrokerSecret)
+				if err := printNotes(cmd, note); err != nil {
 					return err
 				}
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "cluster %s has new credentials; the old ones are worthless (%d)\n", r.ClusterID, r.Revoked)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "cluster %s has new credentials; %d old ones are revoked\n", r.ClusterID, r.Revoked)
 			return err
 		},
 	}
@@ -71,10 +71,10 @@ func revokeCommand() *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "revoke ID",
-		Short: "Take a member's credentials away",
-		Long: `Take a member's credentials away: it can neither read nor write anything on the broker any more, and keeps
-what it has imported. What it has published stays on the broker. The other members take it for dead when it
-has been silent for long enough. isthmusctl rotate gives it new credentials, leave --force removes it.`,
+		Short: "Revoke a member's credentials",
+		Long: `Revoke a member's credentials: it can no longer read or write the broker, and keeps its imports. Its exports stay
+on the broker. The other members declare it dead when it has not renewed its Lease for long enough. isthmusctl
+rotate gives it new credentials, leave --force removes it.`,
 		Example: "  isthmusctl revoke a --kubeconfig broker.kubeconfig",
 		Args:    oneID("revoke"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -85,8 +85,8 @@ has been silent for long enough. isthmusctl rotate gives it new credentials, lea
 			if err := membership.Revoke(cmd.Context(), c, namespace, args[0]); err != nil {
 				return explainBroker(err, t)
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), `revoked the credentials of member %s; its token may be remembered for 10 seconds, without any rights
-what it has published stays; to remove it: %s leave --force %s
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), `revoked the credentials of member %s; API servers may accept its token for 10 more seconds, without any rights
+its exports stay on the broker; to remove them: %s leave --force %s
 `, args[0], cmd.Root().DisplayName(), args[0])
 			return err
 		},

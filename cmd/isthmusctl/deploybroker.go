@@ -28,9 +28,9 @@ func deployBrokerCommand() *cobra.Command {
 		Short: "Make a cluster the broker of a ClusterSet",
 		Long: `Make a cluster the broker of a ClusterSet, and write the file with which clusters join it.
 
-The broker runs nothing of Isthmus: it is one namespace with a few definitions, and admission policies that
-keep each member to its own objects. A second run keeps all settings that no flag names, and writes a fresh
-file; the one before stays valid until it expires. Members take changed settings over when they join again.`,
+The broker runs no program of Isthmus: it is a namespace, with a few definitions and with admission policies that
+restrict each member to its own objects. A second run keeps all settings that no flag names, and writes a new
+file; the earlier one stays valid until it expires. Members apply changed settings when they join again.`,
 		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig -o broker-info.yaml
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --clusterset-ip-cidr-range 243.0.0.0/8,fd00:10::/48
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --profile lighthouse`,
@@ -53,21 +53,21 @@ file; the one before stays valid until it expires. Members take changed settings
 	t.bind(f)
 	t.bindTimeout(f)
 	f.StringVar(&b.Namespace, "broker-namespace", v1alpha1.DefaultBrokerNamespace, "namespace that becomes the broker")
-	f.StringVar(&b.ClusterSetID, "clusterset-id", "", "name of the ClusterSet (default: as it is, at first \"clusterset\")")
-	f.BoolVar(&enabled, "enable-clusterset-ip", true, "give exported Services a ClusterSetIP without being asked (default: as it is, at first that of the profile: true for kep, false for lighthouse)")
-	f.Lookup("enable-clusterset-ip").DefValue = "" // it stands in the text
+	f.StringVar(&b.ClusterSetID, "clusterset-id", "", "name of the ClusterSet (default: the present one, initially \"clusterset\")")
+	f.BoolVar(&enabled, "enable-clusterset-ip", true, "give exported Services a ClusterSetIP by default (default: the present value, initially that of the profile: true for kep, false for lighthouse)")
+	f.Lookup("enable-clusterset-ip").DefValue = "" // the text has it
 	f.StringSliceVar(&ranges, "clusterset-ip-cidr-range", nil,
-		"ranges of ClusterSetIPs, one a family (default: as they are, at first 243.0.0.0/8 and a random /48)")
+		"ranges of ClusterSetIPs, one per family (default: the present ones, initially 243.0.0.0/8 and a random /48)")
 	f.StringVar(&b.Server, "broker-server", "", "URL at which members reach the broker (default: that of the kubeconfig)")
 	f.Int64Var(&b.ClusterSize, "clusterset-ip-cluster-size", 0,
-		"addresses in the IPv4 block of a member that asks for none, rounded up to a power of two (default: as it is, at first 65536)")
-	choice(f, &b.Settings.Profile, "profile", "what all other settings mean by default (default: as it is, at first kep)", v1alpha1.ProfileKEP, v1alpha1.ProfileLighthouse)
-	choice(f, &b.Settings.PortMerge, "port-merge", "ports of an import, of those its exporters have", v1alpha1.PortMergeUnion, v1alpha1.PortMergeIntersection)
-	choice(f, &b.Settings.TypeConflict, "type-conflict", "what becomes of exporters of another type than the import's", v1alpha1.TypeConflictMerge, v1alpha1.TypeConflictExclude)
-	choice(f, &b.Settings.Endpoints, "endpoints", "what members export, addresses of pods or of the Service", v1alpha1.EndpointsPods, v1alpha1.EndpointsServiceVIP)
-	choice(f, &b.Settings.ConflictPrecedence, "conflict-precedence", "by which time an export is the oldest", v1alpha1.PrecedenceExportTime, v1alpha1.PrecedenceBrokerTime)
-	f.DurationVar(&b.TokenTTL, "valid-for", 24*time.Hour, "how long clusters may join with the file")
-	f.StringVarP(&output, "output", "o", "broker-info.yaml", "file to write, readable by its owner alone")
+		"default number of addresses of a member's IPv4 block, rounded up to a power of two (default: the present value, initially 65536)")
+	choice(f, &b.Settings.Profile, "profile", "profile with the defaults of the settings below (default: the present one, initially kep)", v1alpha1.ProfileKEP, v1alpha1.ProfileLighthouse)
+	choice(f, &b.Settings.PortMerge, "port-merge", "ports of an import whose exporters differ", v1alpha1.PortMergeUnion, v1alpha1.PortMergeIntersection)
+	choice(f, &b.Settings.TypeConflict, "type-conflict", "treatment of exporters whose type differs from the import's", v1alpha1.TypeConflictMerge, v1alpha1.TypeConflictExclude)
+	choice(f, &b.Settings.Endpoints, "endpoints", "endpoints that members export, those of pods or of the Service", v1alpha1.EndpointsPods, v1alpha1.EndpointsServiceVIP)
+	choice(f, &b.Settings.ConflictPrecedence, "conflict-precedence", "time by which the oldest export is determined", v1alpha1.PrecedenceExportTime, v1alpha1.PrecedenceBrokerTime)
+	f.DurationVar(&b.TokenTTL, "valid-for", 24*time.Hour, "lifetime of the file")
+	f.StringVarP(&output, "output", "o", "broker-info.yaml", "file to write, readable by its owner only")
 	return cmd
 }
 
@@ -95,24 +95,24 @@ func deployBroker(cmd *cobra.Command, t target, b membership.Broker, output stri
 	if err := info.Write(output); err != nil {
 		return err
 	}
-	if err := tell(cmd, d.Notes...); err != nil {
+	if err := printNotes(cmd, d.Notes...); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), `broker of ClusterSet %s stands at %s, namespace %s
-ClusterSetIPs come from %s, given %s
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), `the broker of ClusterSet %s is %s, namespace %s
+ClusterSetIPs come from %s, allocated %s
 wrote %s, valid until %s; keep it secret
 next: %s join %s --clusterid ID --kubeconfig FILE
 `,
 		info.ClusterSetID, info.Server, info.Namespace,
-		strings.Join(config.Spec.ClusterSetIPCIDRRange, " and "), givenHow(config.Spec.ClusterSetIPEnabled),
+		strings.Join(config.Spec.ClusterSetIPCIDRRange, " and "), allocationMode(config.Spec.ClusterSetIPEnabled),
 		output, info.Expires.Format(time.RFC3339), cmd.Root().DisplayName(), output)
 	return err
 }
 
-// authority returns the certificates (PEM) by which cfg's server is known, or none when the system's do.
+// authority returns the certificate authority (PEM) of cfg's server, or none for those of the system.
 func authority(cfg *rest.Config) ([]byte, error) {
 	if cfg.Insecure {
-		return nil, errors.New("it skips the check of the server's certificate; members cannot trust such a broker, put certificate-authority into it")
+		return nil, errors.New("it skips the verification of the server's certificate; add certificate-authority to it, because members need it")
 	}
 	if len(cfg.CAData) > 0 || cfg.CAFile == "" {
 		return cfg.CAData, nil
@@ -124,18 +124,18 @@ func authority(cfg *rest.Config) ([]byte, error) {
 	return pem, nil
 }
 
-// choice binds a flag that has one of a few values, or none.
+// choice binds a flag with one of a few values, or none.
 func choice(f *pflag.FlagSet, value *string, name, usage string, values ...string) {
 	f.Var(&oneOf{value, values}, name, usage+": "+strings.Join(values, " or "))
 }
 
-// oneOf is the value of such a flag.
+// oneOf is the value of a flag of choice.
 type oneOf struct {
 	value  *string
 	values []string
 }
 
-// Set takes one of the values.
+// Set sets one of the values.
 func (o *oneOf) Set(text string) error {
 	if !slices.Contains(o.values, text) {
 		return fmt.Errorf("use %s", strings.Join(o.values, " or "))
@@ -152,11 +152,11 @@ func (o *oneOf) String() string {
 	return *o.value
 }
 
-// Type is what the help calls a value.
+// Type names a value in the help.
 func (o *oneOf) Type() string { return "choice" }
 
-// tell prints what a person should know beside what they asked for.
-func tell(cmd *cobra.Command, notes ...string) error {
+// printNotes prints notes for the administrator.
+func printNotes(cmd *cobra.Command, notes ...string) error {
 	for _, note := range notes {
 		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "note: %s\n", note); err != nil {
 			return err

@@ -22,11 +22,11 @@ import (
 func dnsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dns",
-		Short: "Let the cluster's DNS ask the agents for clusterset.local",
-		Long: `Let the cluster's DNS ask the agents for clusterset.local.
+		Short: "Forward clusterset.local from the cluster's DNS to the agents",
+		Long: `Forward clusterset.local from the cluster's DNS to the agents.
 
-Names of the ClusterSet are answered by the agent of each node. Pods ask the cluster's DNS, CoreDNS or NodeLocal
-DNSCache in front of it, which must know where to ask: by a server block in its Corefile.`,
+The agent of each node answers names of the ClusterSet. Pods query the cluster's DNS, CoreDNS or NodeLocal DNSCache in
+front of it, which needs a server block in its Corefile that forwards these names.`,
 		Example: `  isthmusctl dns install --dry-run
   isthmusctl dns status`,
 		Args: usage.NoArgs,
@@ -36,11 +36,11 @@ DNSCache in front of it, which must know where to ask: by a server block in its 
 	return cmd
 }
 
-// dnsFlags are what all commands of this group take.
+// dnsFlags are the flags of all dns commands.
 type dnsFlags struct {
 	target    target
 	namespace string
-	names     siteNames
+	names     configNames
 	upstreams []string
 }
 
@@ -52,12 +52,12 @@ func (d *dnsFlags) bind(f *pflag.FlagSet) {
 }
 
 func (d *dnsFlags) bindUpstreams(f *pflag.FlagSet) {
-	f.StringSliceVar(&d.upstreams, "upstream", nil, "address[:port] that is asked, in this order, repeatable (default: the node's agent, the Service isthmus-dns, two nodes)")
+	f.StringSliceVar(&d.upstreams, "upstream", nil, "address[:port] to forward to, in this order, repeatable (default: the node's agent, the Service isthmus-dns, two nodes)")
 }
 
-// open validates and connects.
-func (d *dnsFlags) open() (*collector, []site, error) {
-	sites, err := d.names.sites()
+// open validates the flags and connects to the cluster.
+func (d *dnsFlags) open() (*collector, []dnsConfig, error) {
+	configs, err := d.names.configs()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -72,22 +72,22 @@ func (d *dnsFlags) open() (*collector, []site, error) {
 		return nil, nil, err
 	}
 	c, err := newCollector(cfg, d.namespace)
-	return c, sites, err
+	return c, configs, err
 }
 
-// asked returns the upstreams that a person named, or those of the cluster as it is.
-func (d *dnsFlags) asked(ctx context.Context, c *collector, sites []*configured) ([]string, error) {
+// upstreamsOf returns the upstreams of the flag, or else those of the cluster.
+func (d *dnsFlags) upstreamsOf(ctx context.Context, c *collector, configs []*loadedConfig) ([]string, error) {
 	if len(d.upstreams) > 0 {
 		return d.upstreams, nil
 	}
 	var named []string
-	for _, s := range sites {
+	for _, s := range configs {
 		named = append(named, strings.Fields(s.parts.own)...)
 	}
 	return c.upstreams(ctx, named)
 }
 
-// changeFlags are how carefully something is changed.
+// changeFlags are the flags of commands that change Corefiles.
 type changeFlags struct {
 	dryRun, yes, wait bool
 	timeout           time.Duration
@@ -95,7 +95,7 @@ type changeFlags struct {
 
 func (f *changeFlags) bind(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.dryRun, "dry-run", false, "show what would change, and change nothing")
-	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask")
+	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask for confirmation")
 }
 
 func dnsInstallCommand() *cobra.Command {
@@ -105,25 +105,25 @@ func dnsInstallCommand() *cobra.Command {
 		Use:   "install",
 		Short: "Add a server block for clusterset.local to CoreDNS and NodeLocal DNSCache",
 		Long: `Add a server block for clusterset.local to the Corefile of CoreDNS, and to that of NodeLocal DNSCache where the
-cluster has it. It shows the difference and asks before it changes anything, keeps what others change meanwhile,
-waits until every server has read the change, and lets the agents of all nodes ask them for a name. Where it is
-done already nothing changes; run it again when nodes that the block names have gone.
+cluster has it. The command shows the difference and asks for confirmation, keeps concurrent changes of other writers,
+and waits until every server answers queries from the agents of all nodes. A block that is up to date stays; run the
+command again when nodes that the block names were removed.
 
-It refuses where somebody else's block has clusterset.local, and where a Corefile has no plugin reload.`,
+It refuses a Corefile in which a foreign block has clusterset.local, and one without the plugin reload.`,
 		Example: `  isthmusctl dns install --dry-run
   isthmusctl dns install
   isthmusctl dns install --yes --coredns kube-system/rke2-coredns`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, sites, err := d.open()
+			c, configs, err := d.open()
 			if err != nil {
 				return err
 			}
-			found, err := readSites(cmd.Context(), c.client, sites)
+			found, err := readConfigs(cmd.Context(), c.client, configs)
 			if err != nil {
 				return err
 			}
-			upstreams, err := d.asked(cmd.Context(), c, found)
+			upstreams, err := d.upstreamsOf(cmd.Context(), c, found)
 			if err != nil {
 				return err
 			}
@@ -143,7 +143,7 @@ It refuses where somebody else's block has clusterset.local, and where a Corefil
 	d.bindUpstreams(cmd.Flags())
 	f.bind(cmd.Flags())
 	cmd.Flags().BoolVar(&f.wait, "wait", true, "wait until every server answers")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 3*time.Minute, "how long to wait at most: the kubelet hands a changed file on within a minute or so, and CoreDNS looks at it every 30 seconds")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 3*time.Minute, "the longest time to wait: the kubelet updates a changed file within about a minute, and CoreDNS checks it every 30 seconds")
 	return cmd
 }
 
@@ -152,18 +152,18 @@ func dnsUninstallCommand() *cobra.Command {
 	var f changeFlags
 	cmd := &cobra.Command{
 		Use:   "uninstall",
-		Short: "Take the server block for clusterset.local out of CoreDNS and NodeLocal DNSCache",
-		Long: `Take out what isthmusctl dns install has put into the Corefiles, and nothing else. It shows the difference and asks
-before it changes anything. From then on pods do not find names of clusterset.local.`,
+		Short: "Remove the server block for clusterset.local from CoreDNS and NodeLocal DNSCache",
+		Long: `Remove the server block of isthmusctl dns install from the Corefiles, and nothing else. The command shows the difference
+and asks for confirmation. Afterwards pods cannot resolve names of clusterset.local.`,
 		Example: `  isthmusctl dns uninstall --dry-run
   isthmusctl dns uninstall --yes`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, sites, err := d.open()
+			c, configs, err := d.open()
 			if err != nil {
 				return err
 			}
-			found, err := readSites(cmd.Context(), c.client, sites)
+			found, err := readConfigs(cmd.Context(), c.client, configs)
 			if err != nil {
 				return err
 			}
@@ -173,12 +173,12 @@ before it changes anything. From then on pods do not find names of clusterset.lo
 			}
 			for _, s := range found {
 				if changed && !s.parts.reloads() {
-					if err := tell(cmd, fmt.Sprintf("%s has no plugin reload: what runs it goes on with the old one until it is restarted, see kubectl rollout restart", s)); err != nil {
+					if err := printNotes(cmd, fmt.Sprintf("%s has no plugin reload, so its server uses the old Corefile until it is restarted; see kubectl rollout restart", s)); err != nil {
 						return err
 					}
 				}
 			}
-			return finish(cmd, changed, "the cluster's DNS knows nothing of clusterset.local any more, as soon as it has read its Corefile again")
+			return finish(cmd, changed, "the cluster's DNS no longer answers for clusterset.local after it reloads its Corefile")
 		},
 	}
 	d.bind(cmd.Flags())
@@ -187,7 +187,7 @@ before it changes anything. From then on pods do not find names of clusterset.lo
 	return cmd
 }
 
-// finish says how a command ended.
+// finish prints the result of a command.
 func finish(cmd *cobra.Command, changed bool, done string) error {
 	if !changed {
 		done = "nothing to change: " + done
@@ -196,13 +196,13 @@ func finish(cmd *cobra.Command, changed bool, done string) error {
 	return err
 }
 
-// change shows what an edit does to sites and, when it may, does it. It returns whether there is a difference.
-func (f *changeFlags) change(cmd *cobra.Command, c *collector, sites []*configured, e edit) (bool, error) {
+// change prints the differences that an edit makes and, after confirmation, writes them. It reports whether there are any.
+func (f *changeFlags) change(cmd *cobra.Command, c *collector, configs []*loadedConfig, e edit) (bool, error) {
 	changed := false
-	for _, s := range sites {
+	for _, s := range configs {
 		want, err := e(s)
 		if err != nil {
-			return false, err // before anything is written
+			return false, err // before any write
 		}
 		if want == s.text {
 			continue
@@ -218,7 +218,7 @@ func (f *changeFlags) change(cmd *cobra.Command, c *collector, sites []*configur
 	if err := f.confirm(cmd); err != nil {
 		return true, err
 	}
-	for _, s := range sites {
+	for _, s := range configs {
 		if err := s.apply(cmd.Context(), c.client, e); err != nil {
 			return true, err
 		}
@@ -226,7 +226,7 @@ func (f *changeFlags) change(cmd *cobra.Command, c *collector, sites []*configur
 	return true, nil
 }
 
-// confirm asks the person whether to go on, unless that was said already.
+// confirm asks the user whether to continue, unless --yes was given.
 func (f *changeFlags) confirm(cmd *cobra.Command) error {
 	if f.yes {
 		return nil
@@ -242,22 +242,22 @@ func (f *changeFlags) confirm(cmd *cobra.Command) error {
 	case "y", "yes":
 		return nil
 	}
-	return errors.New("nothing was written; answer y, or give --yes where nobody can answer")
+	return errors.New("nothing was written; answer y, or give --yes without a terminal")
 }
 
-// dnsReport is how the cluster's DNS does with clusterset.local. It is what -o json prints; the text is made of it.
+// dnsReport is the state of the cluster's DNS for clusterset.local, as printed by -o json and, in another form, as text.
 type dnsReport struct {
-	OK        bool         `json:"ok"`
-	Upstreams []string     `json:"upstreams"` // what a stub should ask now
-	Sites     []siteReport `json:"sites"`
-	Answers   []answered   `json:"answers"`
-	Problems  []string     `json:"problems,omitempty"` // each with what to do
+	OK        bool           `json:"ok"`
+	Upstreams []string       `json:"upstreams"` // the current upstreams of a stub
+	Configs   []configReport `json:"configs"`
+	Answers   []answered     `json:"answers"`
+	Problems  []string       `json:"problems,omitempty"` // each with its remedy
 }
 
-type siteReport struct {
+type configReport struct {
 	Name      string `json:"name"`
 	ConfigMap string `json:"configMap"` // namespace/name
-	State     string `json:"state"`     // "installed", "outdated", "not installed" or "somebody else's"
+	State     string `json:"state"`     // "installed", "outdated", "not installed" or "foreign"
 	Reload    bool   `json:"reload"`
 }
 
@@ -266,9 +266,9 @@ func dnsStatusCommand() *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say whether the cluster's DNS answers for clusterset.local",
-		Long: `Say in which Corefiles the server block for clusterset.local stands, and whether every server of the cluster's DNS
-answers for it, as the agents of all nodes hear. It exits 0 when all do, and 1 when one does not.`,
+		Short: "Show whether the cluster's DNS answers for clusterset.local",
+		Long: `Show the Corefiles with the server block for clusterset.local, and whether every server of the cluster's DNS answers
+queries from the agents of all nodes. The exit code is 0 if all of them answer, and 1 if one does not.`,
 		Example: `  isthmusctl dns status
   isthmusctl dns status -o json`,
 		Args: usage.NoArgs,
@@ -276,11 +276,11 @@ answers for it, as the agents of all nodes hear. It exits 0 when all do, and 1 w
 			if err := tables.CheckFormat(format); err != nil {
 				return err
 			}
-			c, sites, err := d.open()
+			c, configs, err := d.open()
 			if err != nil {
 				return err
 			}
-			found, err := readSites(cmd.Context(), c.client, sites)
+			found, err := readConfigs(cmd.Context(), c.client, configs)
 			if err != nil {
 				return err
 			}
@@ -301,33 +301,33 @@ answers for it, as the agents of all nodes hear. It exits 0 when all do, and 1 w
 	return cmd
 }
 
-// dnsReport looks at sites and asks their servers.
-func (c *collector) dnsReport(ctx context.Context, d *dnsFlags, sites []*configured) (*dnsReport, error) {
+// dnsReport checks the configs and queries their servers.
+func (c *collector) dnsReport(ctx context.Context, d *dnsFlags, configs []*loadedConfig) (*dnsReport, error) {
 	r := &dnsReport{}
 	problem := func(format string, args ...any) { r.Problems = append(r.Problems, fmt.Sprintf(format, args...)) }
 	var err error
-	if r.Upstreams, err = d.asked(ctx, c, sites); err != nil {
+	if r.Upstreams, err = d.upstreamsOf(ctx, c, configs); err != nil {
 		return nil, err
 	}
-	for _, s := range sites {
-		is := siteReport{Name: s.name, ConfigMap: s.key.String(), State: "installed", Reload: s.parts.reloads()}
+	for _, s := range configs {
+		is := configReport{Name: s.name, ConfigMap: s.key.String(), State: "installed", Reload: s.parts.reloads()}
 		want, err := s.parts.stub(r.Upstreams)
 		switch refusal := s.parts.refusal(); {
 		case refusal != nil:
-			is.State = "somebody else's"
+			is.State = "foreign"
 		case s.parts.own == "":
 			is.State = "not installed"
-			problem("%s does not ask the agents: run isthmusctl dns install", s)
+			problem("%s does not forward to the agents: run isthmusctl dns install", s)
 		case err != nil || s.parts.with(&want) != s.text:
 			is.State = "outdated"
-			problem("%s does not ask as it should, or whom it should: run isthmusctl dns install", s)
+			problem("%s has an outdated block: run isthmusctl dns install", s)
 		}
 		if !is.Reload && is.State != "installed" {
-			problem("%s has no plugin reload, so nobody reads a change: add it, and restart what runs it once", s)
+			problem("%s has no plugin reload, so its server ignores changes: add it, and restart the server once", s)
 		}
-		r.Sites = append(r.Sites, is)
+		r.Configs = append(r.Configs, is)
 	}
-	pods, servers, err := c.questions(ctx, sites, r.Upstreams)
+	pods, servers, err := c.questions(ctx, configs, r.Upstreams)
 	if err != nil {
 		return nil, err
 	}
@@ -341,7 +341,7 @@ func (c *collector) dnsReport(ctx context.Context, d *dnsFlags, sites []*configu
 	return r, nil
 }
 
-// err is the error of a report that is not well, or nil.
+// err returns the first problem of a report, or nil.
 func (r *dnsReport) err() error {
 	if r.OK {
 		return nil
@@ -349,19 +349,19 @@ func (r *dnsReport) err() error {
 	return errors.New(r.Problems[0])
 }
 
-// writeText prints r as people read it.
+// writeText prints r for people.
 func (r *dnsReport) writeText(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	line := func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) } // Flush reports errors
-	line("WHERE\tCONFIGMAP\tSTATE\tRELOADS")
-	for _, s := range r.Sites {
+	line("SERVER\tCONFIGMAP\tSTATE\tRELOADS")
+	for _, s := range r.Configs {
 		line("%s\t%s\t%s\t%s", s.Name, s.ConfigMap, s.State, yesNo(s.Reload))
 	}
-	line("\nNODE\tASKED\tANSWERS")
+	line("\nNODE\tSERVER\tANSWERS")
 	for _, a := range r.Answers {
 		line("%s\t%s\t%s", a.Node, a.Server, strings.TrimSuffix(yesNo(a.Answers)+": "+a.Reason, ": "))
 	}
-	line("\nasked are, in this order: %s", strings.Join(r.Upstreams, " "))
+	line("\nupstreams, in this order: %s", strings.Join(r.Upstreams, " "))
 	for _, p := range r.Problems {
 		line("\nproblem: %s", p)
 	}

@@ -17,24 +17,24 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 )
 
-// answered is what one server of the cluster's DNS said when the agent of a node asked it for clusterset.local.
+// answered is the result of a query by a node's agent for clusterset.local to one server of the cluster's DNS.
 type answered struct {
 	Node    string `json:"node"`
 	Server  string `json:"server"`
 	Answers bool   `json:"answers"`
-	Reason  string `json:"reason,omitempty"` // why it does not
+	Reason  string `json:"reason,omitempty"` // the cause of a missing answer
 }
 
-// questions are the servers that each agent asks: what the pods of its node ask, and the servers that nobody asks by
-// an address of their own. It takes the Corefiles as they are to be.
-func (c *collector) questions(ctx context.Context, sites []*configured, upstreams []string) (pods []corev1.Pod, servers map[string][]string, err error) {
+// questions returns the servers that each agent queries: those that the pods of its node query, and servers that pods
+// reach only through a Service. It assumes that the Corefiles are installed.
+func (c *collector) questions(ctx context.Context, configs []*loadedConfig, upstreams []string) (pods []corev1.Pod, servers map[string][]string, err error) {
 	if pods, err = c.agentPods(ctx, nil); err != nil {
 		return nil, nil, err
 	}
 	servers = map[string][]string{}
 	onNode := map[string]bool{}
 	first := pods[0].Spec.NodeName
-	for _, s := range sites {
+	for _, s := range configs {
 		st, err := s.parts.stub(upstreams)
 		if err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", s, err)
@@ -49,7 +49,7 @@ func (c *collector) questions(ctx context.Context, sites []*configured, upstream
 		for _, pod := range running {
 			asker := first
 			if s.node {
-				asker = pod.Spec.NodeName // its addresses are every node's
+				asker = pod.Spec.NodeName // every node has the same addresses
 				onNode[asker] = true
 			}
 			servers[asker] = append(servers[asker], addressesOf(pod, st)...)
@@ -69,7 +69,7 @@ func (c *collector) questions(ctx context.Context, sites []*configured, upstream
 	return pods, servers, nil
 }
 
-// askAll lets the agents ask, and returns what they heard, by node.
+// askAll queries the servers through the agents, and returns the results by node.
 func (c *collector) askAll(ctx context.Context, pods []corev1.Pod, servers map[string][]string) ([]answered, error) {
 	token, err := c.observerToken(ctx)
 	if err != nil {
@@ -77,7 +77,7 @@ func (c *collector) askAll(ctx context.Context, pods []corev1.Pod, servers map[s
 	}
 	said := make([][]answered, len(pods))
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(asked)
+	group.SetLimit(maxConcurrent)
 	for i, pod := range pods {
 		group.Go(func() error {
 			for some := range slices.Chunk(servers[pod.Spec.NodeName], status.MaxAsked) {
@@ -92,7 +92,7 @@ func (c *collector) askAll(ctx context.Context, pods []corev1.Pod, servers map[s
 	return slices.Concat(said...), nil
 }
 
-// askFrom lets one agent ask.
+// askFrom queries servers through one agent.
 func (c *collector) askFrom(ctx context.Context, token string, pod corev1.Pod, servers []string) []answered {
 	request := func(r *rest.Request) *rest.Request {
 		r = r.Suffix(status.AskPath).SetHeader(status.TokenHeader, token)
@@ -101,30 +101,30 @@ func (c *collector) askFrom(ctx context.Context, token string, pod corev1.Pod, s
 		}
 		return r
 	}
-	heard, err := fetch[[]status.ClusterDNS](ctx, c, pod, status.AgentPort, request)
+	verdicts, err := fetch[[]status.ClusterDNS](ctx, c, pod, status.AgentPort, request)
 	var all []answered
 	for i, server := range servers {
 		a := answered{Node: pod.Spec.NodeName, Server: server}
 		switch {
 		case err != nil:
 			a.Reason = sentence(err)
-		case i < len(*heard):
-			a.Answers, a.Reason = (*heard)[i].Answers, (*heard)[i].Reason
+		case i < len(*verdicts):
+			a.Answers, a.Reason = (*verdicts)[i].Answers, (*verdicts)[i].Reason
 		}
 		all = append(all, a)
 	}
 	return all
 }
 
-// awaitAnswers lets the agents ask until every server answers as it should, or until limit is over.
-func (c *collector) awaitAnswers(ctx context.Context, progress io.Writer, sites []*configured, upstreams []string, limit time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not so after %s", limit))
+// awaitAnswers queries the servers through the agents until every one answers, or until limit is over.
+func (c *collector) awaitAnswers(ctx context.Context, progress io.Writer, configs []*loadedConfig, upstreams []string, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not answering after %s", limit))
 	defer cancel()
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
 	told := ""
 	for {
-		pods, servers, err := c.questions(ctx, sites, upstreams)
+		pods, servers, err := c.questions(ctx, configs, upstreams)
 		var said []answered
 		if err == nil {
 			said, err = c.askAll(ctx, pods, servers)
@@ -149,7 +149,7 @@ func (c *collector) awaitAnswers(ctx context.Context, progress io.Writer, sites 
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return ctx.Err()
 			}
-			return fmt.Errorf("%w: %s; the block stays; see isthmusctl dns status, and the log of the cluster's DNS for what it says of its Corefile", context.Cause(ctx), told)
+			return fmt.Errorf("%w: %s; the block stays; see isthmusctl dns status, and the log of the cluster's DNS about its Corefile", context.Cause(ctx), told)
 		case <-tick.C:
 		}
 	}

@@ -9,30 +9,30 @@ import (
 	"strings"
 )
 
-// clusterSetZone is the zone of the names of a ClusterSet.
+// clusterSetZone is the DNS zone of a ClusterSet.
 const clusterSetZone = "clusterset.local"
 
-// Our part of a Corefile is what stands between these lines, which are part of it.
+// The stub in a Corefile begins and ends with these lines.
 const (
-	stubBegin = "# isthmus: begin, written by isthmusctl dns install and taken away by isthmusctl dns uninstall\n"
+	stubBegin = "# isthmus: begin, written by isthmusctl dns install and removed by isthmusctl dns uninstall\n"
 	stubEnd   = "# isthmus: end\n"
-	// The lines are known by how they start: the rest is for people.
+	// The prefixes identify the lines; the rest is for people.
 	stubBeginMark = "# isthmus: begin"
 	stubEndMark   = "# isthmus: end"
 )
 
-// stub is a server block that sends the zone of the ClusterSet to agents.
+// stub is a server block that forwards the zone of the ClusterSet to agents.
 type stub struct {
-	// Key is the zone with the port of the Corefile's other blocks.
+	// Key is the zone, with the port of the Corefile's other blocks.
 	Key string
-	// Directives are those that are as in the other blocks, one a line: bind and prometheus.
+	// Directives are bind and prometheus as in the other blocks, one per line.
 	Directives []string
-	// Upstreams are asked in this order.
+	// Upstreams are tried in this order.
 	Upstreams []string
 }
 
-// String is the stub as it stands in a Corefile. It has no cache, so that nothing lags, and asks the next one as soon
-// as one refuses or does not answer.
+// String formats the stub for a Corefile. It has no cache, so that changes are visible at once, and tries the next upstream
+// as soon as one refuses or does not answer.
 func (s stub) String() string {
 	var b strings.Builder
 	b.WriteString(stubBegin)
@@ -47,17 +47,17 @@ func (s stub) String() string {
 
 // corefile is the configuration of a CoreDNS, in parts.
 type corefile struct {
-	before, own, after string // own is our part, or ""
+	before, own, after string // own is the stub, or ""
 	blocks             []serverBlock
 }
 
-// serverBlock is one of others, with the tokens of each line of it.
+// serverBlock is a foreign server block, with the tokens of each line.
 type serverBlock struct {
 	keys  []string
 	lines [][]string
 }
 
-// parseCorefile takes a Corefile apart. The error says what a person has to mend in it.
+// parseCorefile parses a Corefile. Its error names what to correct in it.
 func parseCorefile(text string) (corefile, error) {
 	var c corefile
 	var err error
@@ -70,7 +70,7 @@ func parseCorefile(text string) (corefile, error) {
 	return c, nil
 }
 
-// cutStub finds our part of a Corefile.
+// cutStub splits a Corefile at the stub.
 func cutStub(text string) (before, own, after string, err error) {
 	begin, end, at := -1, -1, 0
 	for line := range strings.Lines(text) {
@@ -80,20 +80,20 @@ func cutStub(text string) (before, own, after string, err error) {
 		case strings.HasPrefix(trimmed, stubEndMark) && begin >= 0 && end < 0:
 			end = at + len(line)
 		case strings.HasPrefix(trimmed, stubBeginMark), strings.HasPrefix(trimmed, stubEndMark):
-			return "", "", "", fmt.Errorf("the line %q stands where it does not belong; take our lines and what is between them out by hand", trimmed)
+			return "", "", "", fmt.Errorf("the line %q is in a wrong place; remove the block of Isthmus by hand", trimmed)
 		}
 		at += len(line)
 	}
 	switch {
 	case begin < 0:
-		return "", "", text, nil // ours goes to the top, where it ends with its own line
+		return "", "", text, nil // the stub goes to the top, where it ends with its own line
 	case end < 0:
-		return "", "", "", fmt.Errorf("the line %q has no line %q after it; take our block out by hand", stubBeginMark, stubEndMark)
+		return "", "", "", fmt.Errorf("the line %q has no line %q after it; remove the block of Isthmus by hand", stubBeginMark, stubEndMark)
 	}
 	return text[:begin], text[begin:end], text[end:], nil
 }
 
-// with returns the Corefile with another stub, or without any. What others wrote stays as it is, to the byte.
+// with returns the Corefile with another stub, or without one. It keeps the other text byte by byte.
 func (c corefile) with(s *stub) string {
 	if s == nil {
 		return c.before + c.after
@@ -101,37 +101,37 @@ func (c corefile) with(s *stub) string {
 	return c.before + s.String() + c.after
 }
 
-// errOthersZone says that somebody else has clusterset.local.
-var errOthersZone = errors.New("somebody else's configuration names " + clusterSetZone)
+// errForeignZone means that a foreign block has clusterset.local.
+var errForeignZone = errors.New("a foreign configuration names " + clusterSetZone)
 
-// refusal says why a stub must not be added, or nil.
+// refusal returns the reason why a stub must not be added, or nil.
 func (c corefile) refusal() error {
 	for _, b := range c.blocks {
 		for _, key := range b.keys {
 			if zoneOf(key) == clusterSetZone {
-				return fmt.Errorf("%w: a server block %q stands there; take it out first, or leave the name resolution to it", errOthersZone, key)
+				return fmt.Errorf("%w: the server block %q; remove it first, or leave the name resolution to it", errForeignZone, key)
 			}
 		}
 		for _, line := range b.lines {
 			if slices.ContainsFunc(line, func(token string) bool { return zoneOf(token) == clusterSetZone }) {
-				return fmt.Errorf("%w: the line %q in block %q stands there; take it out first, or leave the name resolution to it",
-					errOthersZone, strings.Join(line, " "), strings.Join(b.keys, " "))
+				return fmt.Errorf("%w: the line %q in block %q; remove it first, or leave the name resolution to it",
+					errForeignZone, strings.Join(line, " "), strings.Join(b.keys, " "))
 			}
 		}
 	}
 	return nil
 }
 
-// reloads reports whether CoreDNS reads a changed Corefile by itself.
+// reloads reports whether CoreDNS reloads a changed Corefile by itself.
 func (c corefile) reloads() bool {
 	return slices.ContainsFunc(c.blocks, func(b serverBlock) bool { return b.line("reload") != nil })
 }
 
-// stub returns one for upstreams that stands beside the other blocks.
+// stub returns a stub for upstreams that matches the other blocks.
 func (c corefile) stub(upstreams []string) (stub, error) {
 	like, key, ok := c.like()
 	if !ok {
-		return stub{}, errors.New("it has no server block for cluster.local or for all names; is this the Corefile of the cluster's DNS?")
+		return stub{}, errors.New("it has no server block for cluster.local or for all names; give the Corefile of the cluster's DNS")
 	}
 	s := stub{Key: clusterSetZone, Upstreams: upstreams}
 	if _, port := splitKey(key); port != "" {
@@ -145,7 +145,7 @@ func (c corefile) stub(upstreams []string) (stub, error) {
 	return s, nil
 }
 
-// like returns the block that answers for the cluster, and which of its keys says so.
+// like returns the block that serves the cluster's own names, and its key for them.
 func (c corefile) like() (serverBlock, string, bool) {
 	for _, zone := range []string{"cluster.local", "."} {
 		for _, b := range c.blocks {
@@ -156,7 +156,7 @@ func (c corefile) like() (serverBlock, string, bool) {
 			}
 		}
 	}
-	// A cluster may have a domain of its own.
+	// A cluster may have another domain.
 	for _, b := range c.blocks {
 		if b.line("kubernetes") != nil {
 			return b, b.keys[0], true
@@ -175,7 +175,7 @@ func (b serverBlock) line(directive string) []string {
 	return nil
 }
 
-// addresses returns those that b answers on, none for all of the machine.
+// addresses returns the addresses of s; none means all of the machine.
 func (s stub) addresses() []netip.Addr {
 	var all []netip.Addr
 	for _, d := range s.Directives {
@@ -189,7 +189,7 @@ func (s stub) addresses() []netip.Addr {
 	return all
 }
 
-// port is where the stub is asked.
+// port returns the port of the stub.
 func (s stub) port() string {
 	if _, port := splitKey(s.Key); port != "" {
 		return port
@@ -197,7 +197,7 @@ func (s stub) port() string {
 	return "53"
 }
 
-// splitKey takes the key of a server block apart: [dns://]zone[:port].
+// splitKey splits the key of a server block: [dns://]zone[:port].
 func splitKey(key string) (zone, port string) {
 	if _, rest, ok := strings.Cut(key, "://"); ok {
 		key = rest
@@ -208,7 +208,7 @@ func splitKey(key string) (zone, port string) {
 	return key, ""
 }
 
-// zoneOf is the zone of a key, or of another word, in lower case and without the last dot.
+// zoneOf returns the zone of a key or another word, in lower case and without the trailing dot.
 func zoneOf(key string) string {
 	zone, _ := splitKey(key)
 	if zone == "." || zone == "" {
@@ -217,7 +217,7 @@ func zoneOf(key string) string {
 	return strings.ToLower(strings.TrimSuffix(zone, "."))
 }
 
-// parseBlocks reads the server blocks of a Corefile, as corefile(5) has them, as far as braces and words go.
+// parseBlocks parses the braces and words of the server blocks of a Corefile, see corefile(5).
 func parseBlocks(text string) ([]serverBlock, error) {
 	lines, err := words(text)
 	if err != nil {
@@ -230,7 +230,7 @@ func parseBlocks(text string) ([]serverBlock, error) {
 		opens, closes := line[len(line)-1] == "{", line[0] == "}"
 		switch {
 		case depth == 0 && closes:
-			return nil, errors.New("a brace closes that nothing opened; correct it first")
+			return nil, errors.New("it has a closing brace without an opening one; correct it first")
 		case depth == 0:
 			for _, word := range line {
 				if word = strings.Trim(word, ","); word != "{" && word != "" {
@@ -260,7 +260,7 @@ func parseBlocks(text string) ([]serverBlock, error) {
 	return blocks, nil
 }
 
-// words are those of each line that has some, without comments. Quotes hold words together and do not stay.
+// words returns the words of each non-empty line, without comments. It joins quoted words and drops the quotes.
 func words(text string) ([][]string, error) {
 	var lines [][]string
 	for line := range strings.Lines(text) {
@@ -287,7 +287,7 @@ func words(text string) ([][]string, error) {
 	return lines, nil
 }
 
-// diff shows how two texts that differ in one place differ, with three lines around.
+// diff formats the only difference of two texts, with three lines of context.
 func diff(name, have, want string) string {
 	const around = 3
 	a, b := splitLines(have), splitLines(want)
@@ -316,7 +316,7 @@ func diff(name, have, want string) string {
 	return out.String()
 }
 
-// splitLines returns the lines of a text without their ends.
+// splitLines returns the lines of a text without line ends.
 func splitLines(text string) []string {
 	if text == "" {
 		return nil

@@ -103,8 +103,8 @@ func TestStub(t *testing.T) {
 	}
 }
 
-// Whatever else stands in a Corefile, and whatever others add to it meanwhile, is there to the byte when ours has gone.
-func TestInstallAndUninstallLeaveTheRest(t *testing.T) {
+// After an uninstall a Corefile has all other text byte by byte, including text that other writers added meanwhile.
+func TestInstallAndUninstallKeepForeignText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		before := rapid.SampledFrom([]string{usual, nodeLocalUsual, strings.TrimSuffix(usual, "\n"), "\n\n" + usual + "\n# end\n\n", strings.ReplaceAll(usual, "\n", "\r\n")}).Draw(t, "before")
 		added := rapid.SampledFrom([]string{"", "example.org:53 {\n    whoami\n}\n", "# a note\n"}).Draw(t, "added")
@@ -144,17 +144,17 @@ func TestCorefileRefusal(t *testing.T) {
 		corefile string
 		says     string // "" is fine
 	}{
-		"nobody has it":          {usual, ""},
+		"no block has it":        {usual, ""},
 		"ours is no hindrance":   {stubBegin + "clusterset.local:53 {\n}\n" + stubEnd + usual, ""},
-		"a block":                {usual + "clusterset.local:53 {\n    forward . 10.0.0.1\n}\n", `a server block "clusterset.local:53" stands there`},
-		"in capitals, with dot":  {usual + "ClusterSet.Local. {\n}\n", `a server block "ClusterSet.Local." stands there`},
-		"CoreDNS's multicluster": {strings.Replace(usual, "kubernetes cluster.local", "kubernetes cluster.local clusterset.local", 1), `the line "kubernetes cluster.local clusterset.local in-addr.arpa ip6.arpa" in block ".:53" stands there`},
+		"a block":                {usual + "clusterset.local:53 {\n    forward . 10.0.0.1\n}\n", `the server block "clusterset.local:53"`},
+		"in capitals, with dot":  {usual + "ClusterSet.Local. {\n}\n", `the server block "ClusterSet.Local."`},
+		"CoreDNS's multicluster": {strings.Replace(usual, "kubernetes cluster.local", "kubernetes cluster.local clusterset.local", 1), `the line "kubernetes cluster.local clusterset.local in-addr.arpa ip6.arpa" in block ".:53"`},
 		"a name below":           {usual + "# clusterset.local\n", ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			err := mustParse(t, tc.corefile).refusal()
-			if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, errOthersZone) || !strings.Contains(err.Error(), tc.says)) {
+			if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, errForeignZone) || !strings.Contains(err.Error(), tc.says)) {
 				t.Errorf("refused: %v, want %q", err, tc.says)
 			}
 		})
@@ -178,12 +178,12 @@ func TestCorefileFaults(t *testing.T) {
 	for text, says := range map[string]string{
 		".:53 {\n errors\n":                     "not all in braces",
 		".:53\nerrors\n":                        "not all in braces",
-		"}\n":                                   "closes that nothing opened",
+		"}\n":                                   "closing brace without an opening one",
 		"{\n}\n":                                "has no zone",
 		".:53 {\n rewrite \"a\n}\n":             "quotes",
 		stubBegin + usual:                       "has no line",
-		stubEnd + usual:                         "does not belong",
-		stubBegin + stubEnd + stubBegin + usual: "does not belong",
+		stubEnd + usual:                         "in a wrong place",
+		stubBegin + stubEnd + stubBegin + usual: "in a wrong place",
 	} {
 		if _, err := parseCorefile(text); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v, want %q", text, err, says)

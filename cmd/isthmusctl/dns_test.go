@@ -80,12 +80,12 @@ func TestUpstreams(t *testing.T) {
 			w.answers["a-1:9470"] = is
 		}, want: "169.254.20.53 10.96.0.53 192.0.2.2:5353"},
 		"one agent is silent": {change: func(w *cluster) { delete(w.answers, "a-1:9470") }, want: "169.254.20.53 10.96.0.53 192.0.2.2:5353"},
-		"no agent answers":    {change: func(w *cluster) { clear(w.answers) }, want: "no agent says that it answers DNS"},
+		"no agent answers":    {change: func(w *cluster) { clear(w.answers) }, want: "no agent serves DNS"},
 		"nothing in common": {change: func(w *cluster) {
 			is := w.answers["a-1:9470"].(status.Agent)
 			is.DNS.Listening = []string{"192.0.2.1:53"}
 			w.answers["a-1:9470"] = is
-		}, want: "no address of IPv4 in common"},
+		}, want: "no common IPv4 address"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestUpstreams(t *testing.T) {
 	}
 }
 
-// Of many nodes those that a stub names already stay in it.
+// Nodes that a stub already names stay in it.
 func TestUpstreamsStay(t *testing.T) {
 	w := withDNS()
 	for _, n := range []string{"n3", "n4"} {
@@ -123,33 +123,33 @@ func TestUpstreamsStay(t *testing.T) {
 	}
 }
 
-// dnsWorld is a fake cluster with its sites.
-type dnsWorld struct {
+// dnsTestbed is a fake cluster with its DNS configs.
+type dnsTestbed struct {
 	*collector
-	sites []*configured
+	sites []*loadedConfig
 	out   bytes.Buffer
 }
 
-func newDNSWorld(t *testing.T, w cluster) *dnsWorld {
+func newDNSTestbed(t *testing.T, w cluster) *dnsTestbed {
 	t.Helper()
-	d := &dnsWorld{collector: w.collector(t)}
+	d := &dnsTestbed{collector: w.collector(t)}
 	d.read(t)
 	return d
 }
 
-func (d *dnsWorld) read(t *testing.T) {
+func (d *dnsTestbed) read(t *testing.T) {
 	t.Helper()
-	sites, err := siteNames{usualCoreDNS, usualNodeLocal}.sites()
+	sites, err := configNames{usualCoreDNS, usualNodeLocal}.configs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.sites, err = readSites(t.Context(), d.client, sites); err != nil {
+	if d.sites, err = readConfigs(t.Context(), d.client, sites); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // change makes an edit as a command would, with what a person types.
-func (d *dnsWorld) change(t *testing.T, f changeFlags, typed string, e edit) (bool, error) {
+func (d *dnsTestbed) change(t *testing.T, f changeFlags, typed string, e edit) (bool, error) {
 	t.Helper()
 	cmd := &cobra.Command{}
 	cmd.SetContext(t.Context())
@@ -162,7 +162,7 @@ func (d *dnsWorld) change(t *testing.T, f changeFlags, typed string, e edit) (bo
 }
 
 func TestDNSInstallAndUninstall(t *testing.T) {
-	d := newDNSWorld(t, withDNS())
+	d := newDNSTestbed(t, withDNS())
 	install := installing([]string{"169.254.20.53", "10.96.0.53"})
 	for _, step := range []struct {
 		name    string
@@ -175,7 +175,7 @@ func TestDNSInstallAndUninstall(t *testing.T) {
 	}{
 		{"dry run", changeFlags{dryRun: true}, "", install, true, "", 0},
 		{"a person says no", changeFlags{}, "n\n", install, true, "nothing was written", 0},
-		{"nobody is there", changeFlags{}, "", install, true, "--yes", 0},
+		{"nobody exists", changeFlags{}, "", install, true, "--yes", 0},
 		{"a person says yes", changeFlags{}, "y\n", install, true, "", 2},
 		{"again", changeFlags{}, "", install, false, "", 2},
 		{"renewed", changeFlags{yes: true}, "", installing([]string{"169.254.20.53"}), true, "", 2},
@@ -208,17 +208,17 @@ func TestDNSInstallAndUninstall(t *testing.T) {
 	}
 }
 
-// What somebody else writes between our reading and our writing is kept; a block of theirs is respected.
+// The command keeps concurrent changes of another writer, and respects a foreign block.
 func TestDNSInstallKeepsForeignEdits(t *testing.T) {
 	for name, tc := range map[string]struct{ theirs, fails string }{
 		"another zone": {"example.org:53 {\n    whoami\n}\n", ""},
-		"our zone":     {"clusterset.local:53 {\n    whoami\n}\n", "somebody else"},
+		"our zone":     {"clusterset.local:53 {\n    whoami\n}\n", "foreign configuration"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := newDNSWorld(t, withDNS())
+			d := newDNSTestbed(t, withDNS())
 			install := installing([]string{"169.254.20.53"})
 			calls := 0
-			_, err := d.change(t, changeFlags{yes: true}, "", func(is *configured) (string, error) {
+			_, err := d.change(t, changeFlags{yes: true}, "", func(is *loadedConfig) (string, error) {
 				want, err := install(is)
 				if calls++; calls == 3 { // both were shown, the first is about to be written
 					config := &corev1.ConfigMap{}
@@ -245,7 +245,7 @@ func TestDNSInstallKeepsForeignEdits(t *testing.T) {
 func TestDNSInstallRefuses(t *testing.T) {
 	for name, tc := range map[string]struct{ node, says string }{
 		"no reload": {strings.ReplaceAll(nodeLocalUsual, "    reload\n", ""), "kubectl rollout restart"},
-		"theirs":    {nodeLocalUsual + "clusterset.local {\n}\n", "somebody else"},
+		"theirs":    {nodeLocalUsual + "clusterset.local {\n}\n", "foreign configuration"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withDNS()
@@ -254,7 +254,7 @@ func TestDNSInstallRefuses(t *testing.T) {
 					c.Data[corefileKey] = tc.node
 				}
 			})
-			d := newDNSWorld(t, w)
+			d := newDNSTestbed(t, w)
 			if _, err := d.change(t, changeFlags{yes: true}, "", installing([]string{"169.254.20.53"})); err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "node-local-dns") {
 				t.Errorf("error %v, want %q", err, tc.says)
 			}
@@ -265,21 +265,21 @@ func TestDNSInstallRefuses(t *testing.T) {
 	}
 }
 
-func TestSites(t *testing.T) {
+func TestDNSConfigs(t *testing.T) {
 	w := withDNS()
 	remove[*corev1.ConfigMap](&w)
 	c := w.collector(t)
 	for name, tc := range map[string]struct {
-		names siteNames
+		names configNames
 		says  string
 	}{
-		"none there":   {siteNames{usualCoreDNS, usualNodeLocal}, "neither ConfigMap kube-system/coredns nor kube-system/node-local-dns exists"},
-		"not the name": {siteNames{"kube-system/mine", usualNodeLocal}, "ConfigMap kube-system/mine does not exist"},
-		"no name":      {siteNames{"coredns", "x/"}, "--node-local-dns=x/ is not NAMESPACE/NAME"},
+		"none there":   {configNames{usualCoreDNS, usualNodeLocal}, "neither ConfigMap kube-system/coredns nor kube-system/node-local-dns exists"},
+		"not the name": {configNames{"kube-system/mine", usualNodeLocal}, "ConfigMap kube-system/mine does not exist"},
+		"no name":      {configNames{"coredns", "x/"}, "--node-local-dns=x/ is not NAMESPACE/NAME"},
 	} {
-		sites, err := tc.names.sites()
+		sites, err := tc.names.configs()
 		if err == nil {
-			_, err = readSites(t.Context(), c.client, sites)
+			_, err = readConfigs(t.Context(), c.client, sites)
 		}
 		if err == nil || !strings.Contains(err.Error(), tc.says) {
 			t.Errorf("%s: %v, want %q", name, err, tc.says)
@@ -296,38 +296,38 @@ func TestDNSReport(t *testing.T) {
 		"not installed": {change: func(w *cluster) {
 			w.answers["a-2:19470/ask"] = []status.ClusterDNS{{Reason: "it has no zone clusterset.local"}}
 		}, want: `
-WHERE               CONFIGMAP                   STATE          RELOADS
+SERVER              CONFIGMAP                   STATE          RELOADS
 CoreDNS             kube-system/coredns         not installed  yes
 NodeLocal DNSCache  kube-system/node-local-dns  not installed  yes
 
-NODE  ASKED             ANSWERS
+NODE  SERVER            ANSWERS
 n1    10.1.0.1:53       yes
 n1    10.1.0.2:53       yes
 n1    10.96.0.10:53     yes
 n1    169.254.20.10:53  yes
 n2    10.96.0.10:53     no: it has no zone clusterset.local
 
-asked are, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
+upstreams, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
 
-problem: CoreDNS (ConfigMap kube-system/coredns) does not ask the agents: run isthmusctl dns install
+problem: CoreDNS (ConfigMap kube-system/coredns) does not forward to the agents: run isthmusctl dns install
 
-problem: NodeLocal DNSCache (ConfigMap kube-system/node-local-dns) does not ask the agents: run isthmusctl dns install
+problem: NodeLocal DNSCache (ConfigMap kube-system/node-local-dns) does not forward to the agents: run isthmusctl dns install
 
 problem: no answer for clusterset.local from 10.96.0.10:53 on n2: it has no zone clusterset.local
 `},
 		"installed": {install: true, want: `
-WHERE               CONFIGMAP                   STATE      RELOADS
+SERVER              CONFIGMAP                   STATE      RELOADS
 CoreDNS             kube-system/coredns         installed  yes
 NodeLocal DNSCache  kube-system/node-local-dns  installed  yes
 
-NODE  ASKED             ANSWERS
+NODE  SERVER            ANSWERS
 n1    10.1.0.1:53       yes
 n1    10.1.0.2:53       yes
 n1    10.96.0.10:53     yes
 n1    169.254.20.10:53  yes
 n2    10.96.0.10:53     yes
 
-asked are, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
+upstreams, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
 `},
 	}
 	for name, tc := range tests {
@@ -336,7 +336,7 @@ asked are, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
 			if tc.change != nil {
 				tc.change(&w)
 			}
-			d := newDNSWorld(t, w)
+			d := newDNSTestbed(t, w)
 			if tc.install {
 				upstreams, err := d.upstreams(t.Context(), nil)
 				if err != nil {
@@ -364,23 +364,23 @@ asked are, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
 	}
 }
 
-// Who does not answer yet is named while it is waited for, and at the end.
+// The command names the servers that do not answer while it waits, and at the end.
 func TestAwaitAnswers(t *testing.T) {
 	w := withDNS()
-	d := newDNSWorld(t, w)
+	d := newDNSTestbed(t, w)
 	if err := d.awaitAnswers(t.Context(), &d.out, d.sites, nil, time.Minute); err != nil || d.out.Len() > 0 {
 		t.Errorf("all answer: %v\n%s", err, &d.out)
 	}
 	w.answers["a-2:19470/ask"] = []status.ClusterDNS{{Reason: "it does not answer: i/o timeout"}}
-	d = newDNSWorld(t, w)
+	d = newDNSTestbed(t, w)
 	err := d.awaitAnswers(t.Context(), &d.out, d.sites, nil, 50*time.Millisecond)
 	const who = "10.96.0.10:53 on n2: it does not answer: i/o timeout"
-	if err == nil || !strings.Contains(err.Error(), "not so after 50ms: "+who) || strings.Count(d.out.String(), who) != 1 {
+	if err == nil || !strings.Contains(err.Error(), "not answering after 50ms: "+who) || strings.Count(d.out.String(), who) != 1 {
 		t.Errorf("one does not answer: %v\n%s", err, &d.out)
 	}
 	change(&w, func(p *corev1.Pod) { p.Spec.Volumes = nil })
-	d = newDNSWorld(t, w)
+	d = newDNSTestbed(t, w)
 	if err := d.awaitAnswers(t.Context(), &d.out, d.sites, nil, time.Minute); err == nil || !strings.Contains(err.Error(), "no running pod mounts it") {
-		t.Errorf("nobody runs with it: %v", err)
+		t.Errorf("no pod mounts it: %v", err)
 	}
 }

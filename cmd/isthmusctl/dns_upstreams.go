@@ -15,13 +15,13 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 )
 
-// dnsService is the Service in front of all agents' name servers, in the installation namespace.
+// dnsService is the Service of all agents' name servers, in the installation namespace.
 const dnsService = "isthmus-dns"
 
-// otherNodes is how many nodes a stub names by their addresses.
+// otherNodes is how many nodes a stub names.
 const otherNodes = 2
 
-// agentAnswers is where one agent answers questions.
+// agentAnswers are the addresses of one agent's name server.
 type agentAnswers struct {
 	node      string
 	ready     bool
@@ -29,9 +29,9 @@ type agentAnswers struct {
 	listening []netip.AddrPort
 }
 
-// upstreams returns what a stub asks, in this order: the agent of its own node, under an address that all nodes have;
-// the Service of all agents, which never grows old; and some nodes, for the moment in which the Service still leads to
-// an agent that has just died. Those that a stub names already are preferred, so that it does not change without need.
+// upstreams returns the upstreams of a stub, in this order: the agent of the same node, at an address that all nodes have;
+// the Service of all agents, which never becomes outdated; and a few nodes, for the moment in which the Service still
+// leads to an agent that has just died. It prefers nodes that a stub already names, so that a stub seldom changes.
 func (c *collector) upstreams(ctx context.Context, named []string) ([]string, error) {
 	agents, err := c.nameservers(ctx)
 	if err != nil {
@@ -56,7 +56,7 @@ func (c *collector) upstreams(ctx context.Context, named []string) ([]string, er
 	return append(found, others(agents, v6, named)...), nil
 }
 
-// others returns the addresses of some nodes, those that are named already first.
+// others returns the addresses of a few nodes, already named ones first.
 func others(agents []agentAnswers, v6 bool, named []string) []string {
 	var all []string
 	for _, a := range agents {
@@ -80,7 +80,7 @@ func notIn(list []string, s string) int {
 	return 1
 }
 
-// upstream writes an address as forward takes it.
+// upstream formats an address for the forward plugin.
 func upstream(a netip.AddrPort) string {
 	if a.Port() == 53 {
 		return a.Addr().String()
@@ -88,33 +88,33 @@ func upstream(a netip.AddrPort) string {
 	return a.String()
 }
 
-// nodeLocal returns the address at which all agents answer their own node.
+// nodeLocal returns the address at which every agent serves its own node.
 func nodeLocal(agents []agentAnswers, v6 bool) (netip.AddrPort, error) {
 	var candidates []netip.AddrPort
-	heard := false
+	known := false
 	for _, a := range agents {
 		if len(a.listening) == 0 {
-			continue // what it will listen on is as with the others
+			continue // it will listen on the same addresses as the others
 		}
 		local := slices.DeleteFunc(slices.Clone(a.listening), func(l netip.AddrPort) bool {
 			return slices.Contains(a.own, l.Addr()) || l.Addr().IsLoopback() || l.Addr().Is6() != v6
 		})
-		if !heard {
-			heard, candidates = true, local
+		if !known {
+			known, candidates = true, local
 		}
 		candidates = slices.DeleteFunc(candidates, func(l netip.AddrPort) bool { return !slices.Contains(local, l) })
 	}
 	switch {
-	case !heard:
-		return netip.AddrPort{}, errors.New("no agent says that it answers DNS; see isthmusctl status, and name what the cluster's DNS shall ask by --upstream otherwise")
+	case !known:
+		return netip.AddrPort{}, errors.New("no agent serves DNS; see isthmusctl status, or give the upstreams of the cluster's DNS with --upstream")
 	case len(candidates) == 0:
-		return netip.AddrPort{}, fmt.Errorf("the agents have no address of %s in common that answers DNS; leave --dns-listen at its default, or name what the cluster's DNS shall ask by --upstream",
+		return netip.AddrPort{}, fmt.Errorf("the agents have no common %s address that serves DNS; leave --dns-listen at its default, or give the upstreams of the cluster's DNS with --upstream",
 			map[bool]string{true: "IPv6", false: "IPv4"}[v6])
 	}
 	return candidates[0], nil
 }
 
-// nameservers asks all agents where they answer. Those that say nothing are part of it.
+// nameservers returns the name server addresses of all agents, including agents that do not answer.
 func (c *collector) nameservers(ctx context.Context) ([]agentAnswers, error) {
 	pods, err := c.agentPods(ctx, nil)
 	if err != nil {
@@ -144,7 +144,7 @@ func (c *collector) nameservers(ctx context.Context) ([]agentAnswers, error) {
 	return all, nil
 }
 
-// overIPv6 reports whether the cluster's DNS is reached over IPv6 first: then its pods have IPv6, and perhaps no IPv4.
+// overIPv6 reports whether the first address of the cluster's DNS is IPv6: its pods then have IPv6, and perhaps no IPv4.
 func (c *collector) overIPv6(ctx context.Context) (bool, error) {
 	service := &corev1.Service{}
 	found, err := c.find(ctx, client.ObjectKey{Namespace: "kube-system", Name: "kube-dns"}, service)
@@ -155,7 +155,7 @@ func (c *collector) overIPv6(ctx context.Context) (bool, error) {
 	return err == nil && addr.Is6(), nil
 }
 
-// agentsService returns the address of the Service of all agents, the zero value where it has none of the family.
+// agentsService returns the address of the Service of all agents; zero if it has none of the family.
 func (c *collector) agentsService(ctx context.Context, v6 bool) (netip.Addr, error) {
 	service := &corev1.Service{}
 	err := c.client.Get(ctx, client.ObjectKey{Namespace: c.namespace, Name: dnsService}, service)

@@ -26,14 +26,14 @@ func explainCommand() *cobra.Command {
 	var nodes []string
 	cmd := &cobra.Command{
 		Use:   "explain SERVICE",
-		Short: "Say what becomes of a Service's name on every node, and what is broken first",
-		Long: `Say what becomes of a Service's name: whether it is exported from this cluster and imported into it, which
-ClusterSetIP and endpoints it has, and on every node what its name is, whether its ClusterSetIP is in the
-kernel and who gets clients. The first link of this chain that is broken is named, with what to do about it.
-It exits 0 when all links hold and 1 when one is broken. Links of one node are left out where they hold.
+		Short: "Follow a Service from its export to every node, and name the first fault",
+		Long: `Follow a Service from its export to every node: its export from and import into this cluster, its ClusterSetIP and
+endpoints, and for every node its DNS name, its ClusterSetIP in the kernel, and the backends of new connections. The
+command names the first broken link of this chain with the remedy. The exit code is 0 if all links are fine, and 1 if
+one is broken. Links of a node are shown only where they are broken.
 
-SERVICE is NAME.NAMESPACE, NAMESPACE/NAME, a name of clusterset.local, or a ClusterSetIP. It takes the rights
-to read workloads and Services, to reach pods through the API server (get pods/proxy) and to make a token of
+SERVICE is NAME.NAMESPACE, NAMESPACE/NAME, a name of clusterset.local, or a ClusterSetIP. The command needs the
+rights to read workloads and Services, to reach pods through the API server (get pods/proxy) and to create a token of
 ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 		Example: `  isthmusctl explain hello.demo
   isthmusctl explain hello.demo.svc.clusterset.local --node worker-1
@@ -75,44 +75,44 @@ ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 	t.bindTimeout(f)
 	f.StringVarP(&namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace in which Isthmus is installed")
 	f.StringVarP(&format, "output", "o", "text", "text or json")
-	f.StringSliceVar(&nodes, "node", nil, "node to ask, repeatable (default: all)")
+	f.StringSliceVar(&nodes, "node", nil, "node to query, repeatable (default: all)")
 	return cmd
 }
 
-// called is how somebody calls a Service: by its key, or by an address of it.
-type called struct {
+// serviceRef refers to a Service by its key, or by an address.
+type serviceRef struct {
 	key client.ObjectKey
 	vip netip.Addr
 }
 
-// parseService reads one of the ways in which people call a Service.
-func parseService(text string) (called, error) {
+// parseService parses a reference to a Service.
+func parseService(text string) (serviceRef, error) {
 	if vip, err := netip.ParseAddr(text); err == nil {
-		return called{vip: vip.Unmap()}, nil
+		return serviceRef{vip: vip.Unmap()}, nil
 	}
-	var n called
+	var n serviceRef
 	if namespace, name, ok := strings.Cut(text, "/"); ok {
 		n.key = client.ObjectKey{Namespace: namespace, Name: name}
 	} else {
 		labels := strings.Split(text, ".")
 		if full, ok := strings.CutSuffix(strings.TrimSuffix(text, "."), ".svc.clusterset.local"); ok {
 			labels = strings.Split(full, ".")
-			labels = labels[max(0, len(labels)-2):] // before it there may be a cluster, and a host or a port
+			labels = labels[max(0, len(labels)-2):] // a cluster, and a host or a port, may precede it
 		}
 		if len(labels) != 2 {
-			return n, fmt.Errorf("%q is no Service; use NAME.NAMESPACE, NAMESPACE/NAME, a name of clusterset.local or a ClusterSetIP", text)
+			return n, fmt.Errorf("%q is not a Service; use NAME.NAMESPACE, NAMESPACE/NAME, a name of clusterset.local or a ClusterSetIP", text)
 		}
 		n.key = client.ObjectKey{Namespace: labels[1], Name: labels[0]}
 	}
 	return n, checkNames(n.key)
 }
 
-// chain is what explain says. It is what -o json prints; the text is made of it.
+// chain is the result of explain, as printed by -o json and, in another form, as text.
 type chain struct {
 	Service string `json:"service"` // namespace/name
 	Cluster string `json:"cluster,omitempty"`
 	OK      bool   `json:"ok"`
-	// Broken is the first link that does not hold, and BrokenOn its node where it is one of a node.
+	// Broken is the first broken link, and BrokenOn its node, if it is a link of a node.
 	Broken   *status.Link  `json:"broken,omitempty"`
 	BrokenOn string        `json:"brokenOn,omitempty"`
 	Links    []status.Link `json:"links"` // of the cluster
@@ -123,23 +123,23 @@ type chain struct {
 type nodeChain struct {
 	Node        string              `json:"node"`
 	Links       []status.Link       `json:"links"`
-	Explanation *status.Explanation `json:"explanation,omitempty"` // nil when the agent does not answer
+	Explanation *status.Explanation `json:"explanation,omitempty"` // nil if the agent does not answer
 }
 
-// explain follows a Service through the cluster and some of its nodes, all when none is named.
-func (c *collector) explain(ctx context.Context, n called, nodes []string) (*chain, error) {
+// explain follows a Service through the cluster and the named nodes, or all nodes if none is named.
+func (c *collector) explain(ctx context.Context, n serviceRef, nodes []string) (*chain, error) {
 	if n.vip.IsValid() {
 		var err error
 		if n.key, err = c.ofAddress(ctx, n.vip); err != nil {
 			return nil, err
 		}
 	}
-	w, err := c.road(ctx, n.key)
+	w, err := c.servicePath(ctx, n.key)
 	if err != nil {
 		return nil, err
 	}
 	x := &chain{Service: n.key.String(), Cluster: w.cluster, Links: w.links()}
-	if w.imported != nil { // else there is nothing that a node could know
+	if w.imported != nil { // otherwise nodes know nothing of it
 		if x.Nodes, err = c.onNodes(ctx, n.key, nodes); err != nil {
 			return nil, err
 		}
@@ -168,10 +168,10 @@ func (c *collector) ofAddress(ctx context.Context, vip netip.Addr) (client.Objec
 	return client.ObjectKey{}, fmt.Errorf("no ServiceImport of this cluster has the address %s; see isthmusctl show services", vip)
 }
 
-// asked is how many agents are asked at once.
-const asked = 16
+// maxConcurrent bounds concurrent queries of agents.
+const maxConcurrent = 16
 
-// onNodes asks the agents of nodes. An agent that does not answer is a link that is broken.
+// onNodes queries the agents of nodes. An agent that does not answer is a broken link.
 func (c *collector) onNodes(ctx context.Context, key client.ObjectKey, nodes []string) ([]nodeChain, error) {
 	pods, err := c.agentPods(ctx, nodes)
 	if err != nil {
@@ -181,10 +181,10 @@ func (c *collector) onNodes(ctx context.Context, key client.ObjectKey, nodes []s
 	if err != nil {
 		return nil, err
 	}
-	request := seeing(token, status.ExplainPath, map[string]string{"namespace": key.Namespace, "name": key.Name, "resolver": c.clusterDNS(ctx)})
+	request := withToken(token, status.ExplainPath, map[string]string{"namespace": key.Namespace, "name": key.Name, "resolver": c.clusterDNS(ctx)})
 	found := make([]nodeChain, len(pods))
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(asked)
+	group.SetLimit(maxConcurrent)
 	for i, pod := range pods {
 		group.Go(func() error {
 			found[i].Node = pod.Spec.NodeName
@@ -200,11 +200,11 @@ func (c *collector) onNodes(ctx context.Context, key client.ObjectKey, nodes []s
 	return found, group.Wait()
 }
 
-// clusterDNS returns the address of the cluster's DNS where it has the usual name, else "".
+// clusterDNS returns the address of the cluster's DNS if it has the usual name, or else "".
 func (c *collector) clusterDNS(ctx context.Context) string {
 	svc := &corev1.Service{}
 	if err := c.client.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: "kube-dns"}, svc); err != nil {
-		return "" // it is not everywhere, and not everybody may read it: then that link is left out
+		return "" // some clusters lack it, and some users may not read it: the link is then omitted
 	}
 	if _, err := netip.ParseAddr(svc.Spec.ClusterIP); err != nil {
 		return ""
@@ -212,7 +212,7 @@ func (c *collector) clusterDNS(ctx context.Context) string {
 	return svc.Spec.ClusterIP
 }
 
-// judge finds the first link that is broken: those of the cluster come before those of nodes.
+// judge finds the first broken link: those of the cluster come before those of nodes.
 func (x *chain) judge() {
 	x.OK = true
 	look := func(links []status.Link, node string) {
@@ -227,7 +227,7 @@ func (x *chain) judge() {
 	}
 }
 
-// err is the error of a chain that is broken, or nil.
+// err returns the error of a broken chain, or nil.
 func (x *chain) err() error {
 	if x.OK {
 		return nil
@@ -239,10 +239,10 @@ func (x *chain) err() error {
 	return fmt.Errorf("service %s is broken at %s: %s; %s", x.Service, where, x.Broken.Text, x.Broken.Fix)
 }
 
-// ticks are how a link is shown.
+// ticks are the marks of links.
 var ticks = map[status.LinkState]string{status.LinkOK: "✓", status.LinkBroken: "✗", status.LinkNote: "·"}
 
-// writeText prints x as people read it.
+// writeText prints x for people.
 func (x *chain) writeText(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Service %s", x.Service)

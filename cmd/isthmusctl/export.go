@@ -23,7 +23,7 @@ import (
 )
 
 func exportCommand() *cobra.Command {
-	cmd := parentCommand("export", "exported", "Export something to the ClusterSet")
+	cmd := parentCommand("export", "exported", "Export a Service to the ClusterSet")
 	var useIP bool
 	service := serviceCommand("Make a Service reachable from every cluster of the ClusterSet",
 		"isthmusctl export service hello -n demo", func(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
@@ -33,31 +33,31 @@ func exportCommand() *cobra.Command {
 			}
 			return export(cmd, c, key, asks)
 		})
-	service.Flags().BoolVar(&useIP, "use-clusterset-ip", true, "ask for a ClusterSetIP, or decline one (default: as the cluster does)")
-	service.Flags().Lookup("use-clusterset-ip").DefValue = "" // it stands in the text
+	service.Flags().BoolVar(&useIP, "use-clusterset-ip", true, "request a ClusterSetIP, or decline one (default: as set for the cluster)")
+	service.Flags().Lookup("use-clusterset-ip").DefValue = "" // the text has it
 	cmd.AddCommand(service)
 	return cmd
 }
 
 func unexportCommand() *cobra.Command {
-	cmd := parentCommand("unexport", "unexported", "Take something back from the ClusterSet")
-	cmd.AddCommand(serviceCommand("Keep a Service to its own cluster again",
+	cmd := parentCommand("unexport", "unexported", "Withdraw a Service from the ClusterSet")
+	cmd.AddCommand(serviceCommand("Stop exporting a Service from this cluster",
 		"isthmusctl unexport service hello -n demo", unexport))
 	return cmd
 }
 
-// parentCommand is a command that needs to know a kind of thing, of which there is one.
+// parentCommand returns a command whose only subcommand is service.
 func parentCommand(verb, done, short string) *cobra.Command {
 	return &cobra.Command{
 		Use:     verb,
 		Short:   short,
 		Example: "  isthmusctl " + verb + " service hello -n demo",
-		// The flags belong to the kind; without one of them they are not what is wrong.
+		// The flags belong to the subcommand; without it they are not the fault.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			right := cmd.CommandPath() + " service NAME -n NAMESPACE"
 			if len(args) == 0 {
-				return fmt.Errorf("%s needs to know what: %s", verb, right)
+				return fmt.Errorf("%s needs a kind: %s", verb, right)
 			}
 			return fmt.Errorf("%q cannot be %s, only a service can: %s", args[0], done, right)
 		},
@@ -65,7 +65,7 @@ func parentCommand(verb, done, short string) *cobra.Command {
 	}
 }
 
-// serviceCommand is a command on one Service.
+// serviceCommand returns a command on one Service.
 func serviceCommand(short, example string, do func(*cobra.Command, client.Client, client.ObjectKey) error) *cobra.Command {
 	var t target
 	var namespace string
@@ -101,7 +101,7 @@ func serviceCommand(short, example string, do func(*cobra.Command, client.Client
 	return cmd
 }
 
-// checkNames refuses what no Service and no namespace can be called.
+// checkNames refuses invalid names of Services and namespaces.
 func checkNames(key client.ObjectKey) error {
 	for _, n := range []struct{ kind, name string }{{"Service", key.Name}, {"namespace", key.Namespace}} {
 		if len(validation.IsDNS1123Label(n.name)) > 0 {
@@ -111,14 +111,14 @@ func checkNames(key client.ObjectKey) error {
 	return nil
 }
 
-// isMissingNamespace reports whether err is that of creating something in a namespace that does not exist.
+// isMissingNamespace reports whether err is that of creating an object in a namespace that does not exist.
 func isMissingNamespace(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
-// export creates the ServiceExport. That the Service does not exist is no error: it may come later. useIP is
-// "true" or "false" where the person who exports says whether it gets a ClusterSetIP, and else empty.
+// export creates the ServiceExport. The Service need not exist yet. useIP is "true" or "false" to request or decline a
+// ClusterSetIP, or empty.
 func export(cmd *cobra.Command, c client.Client, key client.ObjectKey, useIP string) error {
 	if !clusterset.IsShared(key.Namespace) {
 		return fmt.Errorf("namespace %s is restricted and is not exported", key.Namespace)
@@ -140,12 +140,12 @@ func export(cmd *cobra.Command, c client.Client, key client.ObjectKey, useIP str
 	case meta.IsNoMatchError(err):
 		return noKind(ctx, c, err)
 	case isMissingNamespace(err):
-		return fmt.Errorf("namespace %s does not exist; create it by kubectl create namespace %s, or name another by --namespace", key.Namespace, key.Namespace)
+		return fmt.Errorf("namespace %s does not exist; create it with kubectl create namespace %s, or give another one with --namespace", key.Namespace, key.Namespace)
 	case err != nil:
 		return fmt.Errorf("write ServiceExport %s: %w", key, err)
 	}
 	if missing {
-		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "note: Service %s does not exist; it is exported once it does\n", key); err != nil {
+		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "note: Service %s does not exist yet; it is exported when it does\n", key); err != nil {
 			return err
 		}
 	}
@@ -153,14 +153,14 @@ func export(cmd *cobra.Command, c client.Client, key client.ObjectKey, useIP str
 	return err
 }
 
-// exportAgain changes the wish for a ClusterSetIP of a Service that is exported, if there is one.
+// exportAgain changes the request for a ClusterSetIP of an exported Service, if useIP is not empty.
 func exportAgain(cmd *cobra.Command, c client.Client, key client.ObjectKey, useIP string) error {
 	have := &mcsv1beta1.ServiceExport{}
 	if err := c.Get(cmd.Context(), key, have); err != nil {
 		return fmt.Errorf("read ServiceExport %s: %w", key, err)
 	}
 	if useIP == "" || have.Annotations[v1alpha1.AnnotationUseClusterSetIP] == useIP {
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "Service %s is exported already\n", key)
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "Service %s is already exported\n", key)
 		return err
 	}
 	patched := have.DeepCopy()
@@ -168,15 +168,15 @@ func exportAgain(cmd *cobra.Command, c client.Client, key client.ObjectKey, useI
 	if err := c.Patch(cmd.Context(), patched, client.MergeFrom(have)); err != nil {
 		return fmt.Errorf("write ServiceExport %s: %w", key, err)
 	}
-	note := fmt.Sprintf("whether Service %s has a ClusterSetIP was settled when it was first exported; to change it, unexport it in all clusters and export it again", key)
-	if err := tell(cmd, note); err != nil {
+	note := fmt.Sprintf("the first export decided whether Service %s has a ClusterSetIP; to change it, unexport it in all clusters and export it again", key)
+	if err := printNotes(cmd, note); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "Service %s is exported already; its wish for a ClusterSetIP is %s now\n", key, useIP)
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "Service %s is already exported; its annotation use-clusterset-ip is %s now\n", key, useIP)
 	return err
 }
 
-// noKind explains that a cluster does not serve a kind as we write it: it may serve an older version of it.
+// noKind explains that a cluster does not serve the version of a kind that isthmusctl writes: it may serve an older one.
 func noKind(ctx context.Context, c client.Client, err error) error {
 	old, oldErr := membership.OldDefinitions(ctx, c)
 	if oldErr != nil {
@@ -184,13 +184,13 @@ func noKind(ctx context.Context, c client.Client, err error) error {
 	}
 	for _, d := range old {
 		if len(d.Lacks) > 0 && strings.HasPrefix(d.Name, "serviceexports.") {
-			return fmt.Errorf("%s; run isthmusctl join again, which renews it", d)
+			return fmt.Errorf("%s; run isthmusctl join again, which updates it", d)
 		}
 	}
 	return err
 }
 
-// unexport deletes the ServiceExport. That there is none is no error.
+// unexport deletes the ServiceExport. It succeeds without one.
 func unexport(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
 	err := c.Delete(cmd.Context(), &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}})
 	switch {
@@ -202,6 +202,6 @@ func unexport(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
 	case err != nil:
 		return fmt.Errorf("delete ServiceExport %s: %w", key, err)
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "unexported Service %s; this cluster's endpoints leave the ClusterSet\n", key)
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "unexported Service %s; its endpoints in this cluster are withdrawn from the ClusterSet\n", key)
 	return err
 }

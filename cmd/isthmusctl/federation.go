@@ -19,12 +19,11 @@ import (
 func federationCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "federation",
-		Short: "Make clusters a federation, which needs no broker",
-		Long: `Make clusters a federation, which needs no broker: supervisors reach all members and elect a leader for each, which
-writes federated Services and policies there. Children need to reach nobody.
+		Short: "Manage a federation of clusters, which needs no broker",
+		Long: `Manage a federation of clusters, which needs no broker. Supervisors reach all members and elect a leader for each; the
+leader writes federated Services and policies there. Children need no access to other clusters.
 
-Clusters are given by their ids and contexts of the kubeconfig. docs/federation.md says who may do what with which
-token.`,
+Clusters are given by their ids and contexts of the kubeconfig. docs/federation.md describes the rights of each token.`,
 		Example: `  isthmusctl federation create --clusterset prod --supervisor a=ctx-a --supervisor b=ctx-b --child c=ctx-c
   isthmusctl federation status --context ctx-a`,
 		Args: usage.NoArgs,
@@ -37,7 +36,7 @@ token.`,
 	return cmd
 }
 
-// clusters are those that a command of the federation works on.
+// clusters are the clusters of a federation command.
 type clusters struct {
 	kubeconfig                     string
 	timeout                        time.Duration
@@ -47,20 +46,20 @@ type clusters struct {
 
 func (c *clusters) bind(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.kubeconfig, "kubeconfig", "", "path of a kubeconfig with an administrator's access to all clusters (default: as kubectl finds it)")
+	f.StringVar(&c.kubeconfig, "kubeconfig", "", "path of a kubeconfig with an administrator's access to all clusters (default: that of kubectl)")
 	f.StringArrayVar(&c.supervisors, "supervisor", nil, "a supervisor and its context, ID=CONTEXT, repeatable")
 	f.StringArrayVar(&c.children, "child", nil, "another member and its context, ID=CONTEXT, repeatable")
 	f.StringVarP(&c.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace in which Isthmus is installed in all clusters")
-	f.DurationVar(&c.timeout, "timeout", defaultTimeout, "how long to wait for an answer of an API server")
+	f.DurationVar(&c.timeout, "timeout", defaultTimeout, "timeout of a request to an API server")
 }
 
-// bindServers is for commands that tell supervisors where members are.
+// bindServers binds the flag of members' URLs.
 func (c *clusters) bindServers(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&c.servers, "server", nil,
-		"URL at which supervisors reach a member's API server, ID=URL, repeatable (default: as they know it, at first that of the kubeconfig)")
+		"URL at which supervisors reach a member's API server, ID=URL, repeatable (default: the known one, initially that of the kubeconfig)")
 }
 
-// reach returns a way into each of the clusters.
+// reach connects to each of the clusters.
 func (c *clusters) reach() ([]bootstrap.Cluster, error) {
 	servers := map[string]string{}
 	var errs []error
@@ -92,7 +91,7 @@ func (c *clusters) reach() ([]bootstrap.Cluster, error) {
 	}
 	if len(errs) == 0 || errors.Join(errs...) == nil {
 		for id := range servers {
-			errs = append(errs, fmt.Errorf("--server %s=%s: no cluster %s is given by --supervisor or --child", id, servers[id], id))
+			errs = append(errs, fmt.Errorf("--server %s=%s: no --supervisor or --child names cluster %s", id, servers[id], id))
 		}
 	}
 	return all, errors.Join(errs...)
@@ -114,11 +113,11 @@ func (c *clusters) open(id, context string) (bootstrap.Cluster, error) {
 	return cluster, err
 }
 
-// pair takes ID=VALUE apart.
+// pair splits ID=VALUE.
 func pair(flag, text string) (id, value string, err error) {
 	id, value, ok := strings.Cut(text, "=")
 	if !ok || id == "" || value == "" {
-		return "", "", fmt.Errorf("--%s %s: give it a cluster's id, = and the value, such as --%s a=VALUE", flag, text, flag)
+		return "", "", fmt.Errorf("--%s %s: give a cluster's id, = and the value, such as --%s a=VALUE", flag, text, flag)
 	}
 	return id, value, nil
 }
@@ -129,11 +128,11 @@ func federationCreateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Make clusters a federation",
-		Long: `Make clusters a federation: each says who it is, gives every supervisor an account with a leader's rights, and
-supervisors get the tokens of these and a Federation that names all members.
+		Long: `Make clusters a federation: each cluster gets an id and, for every supervisor, an account with a leader's rights.
+Supervisors get the tokens of these accounts and a Federation that names all members.
 
-Nothing is written before all clusters were read and suit each other. A run that was cut off is finished by another
-one; so are clusters brought up to date after an upgrade.`,
+The command writes only after it has read and checked all clusters. Run it again to complete an interrupted run, and
+to update the clusters after an upgrade.`,
 		Example: `  isthmusctl federation create --clusterset prod --supervisor a=ctx-a --supervisor b=ctx-b --child c=ctx-c
   isthmusctl federation create --clusterset prod --supervisor a=ctx-a --server a=https://192.0.2.11:6443`,
 		Args: usage.NoArgs,
@@ -141,7 +140,7 @@ one; so are clusters brought up to date after an upgrade.`,
 	}
 	c.bind(cmd)
 	c.bindServers(cmd)
-	cmd.Flags().StringVar(&clusterSet, "clusterset", "", "name of the ClusterSet (default: what the clusters say already)")
+	cmd.Flags().StringVar(&clusterSet, "clusterset", "", "name of the ClusterSet (default: the one in the clusters)")
 	return cmd
 }
 
@@ -149,9 +148,9 @@ func federationAddCommand() *cobra.Command {
 	var c clusters
 	cmd := &cobra.Command{
 		Use:   "add",
-		Short: "Take clusters into a federation",
-		Long: `Take clusters into a federation. Give the new ones and every supervisor, which have to learn of them; with a new
-supervisor give every member, since it gets an account in each.`,
+		Short: "Add clusters to a federation",
+		Long: `Add clusters to a federation. Give the new clusters and every supervisor, which has to know them. With a new
+supervisor give every member, because it gets an account in each.`,
 		Example: `  isthmusctl federation add --child d=ctx-d --supervisor a=ctx-a --supervisor b=ctx-b`,
 		Args:    usage.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return form(cmd, &c, "") },
@@ -176,7 +175,7 @@ func form(cmd *cobra.Command, c *clusters, clusterSet string) error {
 	}
 	var first string
 	for _, m := range formed.Members {
-		role, was := "child", "as before"
+		role, was := "child", "unchanged"
 		if m.Supervisor {
 			role = "supervisor"
 		}
@@ -200,12 +199,12 @@ func federationRemoveCommand() *cobra.Command {
 	var gone bool
 	cmd := &cobra.Command{
 		Use:   "remove ID",
-		Short: "Take a cluster out of its federation",
-		Long: `Take a cluster out of its federation. Give it and every supervisor; for a supervisor that leaves give every member,
-in which it has an account. Leaders can write nothing there any more, the others forget it, and what leaders wrote in
-it is removed, as is all that isthmusctl federation made. Everybody else's objects stay.
+		Short: "Remove a cluster from its federation",
+		Long: `Remove a cluster from its federation. Give it and every supervisor; to remove a supervisor give every member, because it
+has an account in each. The command revokes the leaders' rights in the cluster, and deletes there the objects of leaders
+and of isthmusctl federation. Objects of other software stay. The other members forget the cluster.
 
-With --gone the cluster is not asked, because it does not exist any more or cannot be reached.`,
+With --gone the command does not contact the cluster, which no longer exists or cannot be reached.`,
 		Example: `  isthmusctl federation remove c --child c=ctx-c --supervisor a=ctx-a --supervisor b=ctx-b
   isthmusctl federation remove c --gone --supervisor a=ctx-a --supervisor b=ctx-b`,
 		Args: oneID("federation remove"),
@@ -220,12 +219,12 @@ With --gone the cluster is not asked, because it does not exist any more or cann
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "cluster %s is no member any more; %d objects that leaders wrote in it were removed\n", args[0], removed.Objects)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "cluster %s is no longer a member; %d objects of leaders were deleted in it\n", args[0], removed.Objects)
 			return err
 		},
 	}
 	c.bind(cmd)
-	cmd.Flags().BoolVar(&gone, "gone", false, "the cluster cannot be reached any more")
+	cmd.Flags().BoolVar(&gone, "gone", false, "the cluster no longer exists or cannot be reached")
 	return cmd
 }
 
@@ -235,10 +234,9 @@ func federationRotateCommand() *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Give supervisors new tokens, and make the old ones worthless",
-		Long: `Give supervisors new tokens, and make the old ones worthless: each supervisor that is given, for each cluster that
-is given. Old and new ones are both good for as long as --overlap says, in which controllers take the new ones up; what
-was cut off before is finished by running it again.`,
+		Short: "Rotate the tokens of supervisors",
+		Long: `Give supervisors new tokens, and revoke the old ones: each given supervisor, for each given cluster. Both are valid
+during --overlap, in which controllers switch to the new ones. Run it again to complete an interrupted run.`,
 		Example: `  isthmusctl federation rotate --supervisor a=ctx-a --supervisor b=ctx-b --child c=ctx-c
   isthmusctl federation rotate --supervisor a=ctx-a --overlap 5m -o json`,
 		Args: usage.NoArgs,
@@ -247,7 +245,7 @@ was cut off before is finished by running it again.`,
 				return err
 			}
 			if overlap <= 0 {
-				return fmt.Errorf("--overlap=%s is not more than 0; give controllers time to take the new tokens up, such as 1m", overlap)
+				return fmt.Errorf("--overlap=%s is not positive; give controllers time to switch to the new tokens, such as 1m", overlap)
 			}
 			all, err := c.reach()
 			if err != nil {
@@ -261,12 +259,12 @@ was cut off before is finished by running it again.`,
 		},
 	}
 	c.bind(cmd)
-	cmd.Flags().DurationVar(&overlap, "overlap", time.Minute, "how long old and new tokens are both good")
+	cmd.Flags().DurationVar(&overlap, "overlap", time.Minute, "how long both old and new tokens are valid")
 	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
 	return cmd
 }
 
-// rotatedTable is what federation rotate prints.
+// rotatedTable is the output of federation rotate.
 type rotatedTable []bootstrap.Rotated
 
 // Header is part of tables.Table.
@@ -282,4 +280,4 @@ func (t rotatedTable) Rows() [][]string {
 }
 
 // Nothing is part of tables.Table.
-func (rotatedTable) Nothing() string { return "no token was renewed" }
+func (rotatedTable) Nothing() string { return "no token was rotated" }

@@ -27,7 +27,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
-// policiesConfig is what federation policies is told.
+// policiesConfig has the flags of federation policies.
 type policiesConfig struct {
 	target                  target
 	namespace, file, format string
@@ -38,13 +38,13 @@ func federationPoliciesCommand() *cobra.Command {
 	var c policiesConfig
 	cmd := &cobra.Command{
 		Use:   "policies",
-		Short: "Say what became of federated policies in each member",
-		Long: `Say what became of federated policies in each member: applied, drift (somebody edited the copy, which was put right),
-pending, kind missing, namespace missing, refused by the member, taken (its name, by an object of somebody else), or
-away. Members are read with the tokens of the supervisor that is given.
+		Short: "Show the state of federated policies in each member",
+		Long: `Show the state of federated policies in each member: applied, drift (the copy was edited and has been reverted), pending,
+kind missing, namespace missing, refused by the member, taken (a foreign object has the name), or away. The command
+reads the members with the tokens of the given supervisor.
 
-With --dry-run it shows what leaders would change, field by field, and with --file what they would if the objects in
-FILE were applied in the cluster of the context, which is asked whether it would take them. Nothing is written.`,
+With --dry-run it shows the changes that leaders would make, field by field. With --file it shows those after applying
+the objects in FILE to the cluster of the context, which validates them. It writes nothing.`,
 		Example: `  isthmusctl federation policies --context ctx-a
   isthmusctl federation policies --context ctx-a --dry-run --file policy.yaml -o json`,
 		Args: usage.NoArgs,
@@ -54,8 +54,8 @@ FILE were applied in the cluster of the context, which is asked whether it would
 	c.target.bind(f)
 	c.target.bindTimeout(f)
 	f.StringVarP(&c.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace in which Isthmus is installed")
-	f.BoolVar(&c.dryRun, "dry-run", false, "show what leaders would change")
-	f.StringVarP(&c.file, "file", "f", "", "with --dry-run, policies that are to be applied, in YAML")
+	f.BoolVar(&c.dryRun, "dry-run", false, "show the changes that leaders would make")
+	f.StringVarP(&c.file, "file", "f", "", "with --dry-run, policies to apply, in YAML")
 	f.StringVarP(&c.format, "output", "o", "text", "text or json")
 	return cmd
 }
@@ -65,7 +65,7 @@ func (c *policiesConfig) run(cmd *cobra.Command) error {
 		return err
 	}
 	if c.file != "" && !c.dryRun {
-		return errors.New("--file shows what would change and applies nothing; give --dry-run with it, or use kubectl apply")
+		return errors.New("--file applies nothing; give --dry-run with it to see the changes, or use kubectl apply")
 	}
 	ctx := cmd.Context()
 	supervisor, err := c.target.connect()
@@ -87,7 +87,7 @@ func (c *policiesConfig) run(cmd *cobra.Command) error {
 	config := policies.Config{Kinds: policies.Kinds(f.Spec.Policies), Namespace: c.namespace}
 	for _, p := range proposals {
 		if !config.Travels(p.Object) {
-			return fmt.Errorf("%s: %s is no kind that the Federation replicates, or lacks the annotation %s: \"true\"; see spec.policies.kinds of the Federation",
+			return fmt.Errorf("%s: %s is not a kind that the Federation replicates, or it lacks the annotation %s: \"true\"; see spec.policies.kinds of the Federation",
 				c.file, p.Object.GroupVersionKind(), federationv1alpha1.AnnotationPolicy)
 		}
 	}
@@ -95,7 +95,7 @@ func (c *policiesConfig) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := tell(cmd, away...); err != nil {
+	if err := printNotes(cmd, away...); err != nil {
 		return err
 	}
 	if !c.dryRun {
@@ -110,7 +110,7 @@ func (c *policiesConfig) run(cmd *cobra.Command) error {
 	return tables.Write(cmd.OutOrStdout(), changes, c.format)
 }
 
-// members returns all members as they are read by the supervisor's tokens, and says which are away.
+// members returns all members, read with the supervisor's tokens, and a note for each that is away.
 func (c *policiesConfig) members(ctx context.Context, supervisor client.Client, f *federationv1alpha1.Federation) (all []reconcile.Member, away []string, err error) {
 	for _, m := range f.Spec.Members {
 		secret := &corev1.Secret{}
@@ -143,7 +143,7 @@ func (c *policiesConfig) members(ctx context.Context, supervisor client.Client, 
 	return all, away, nil
 }
 
-// proposals reads the file, and asks the supervisor's API server what it would make of the objects in it.
+// proposals reads the file, and completes its objects by a dry run on the supervisor's API server.
 func (c *policiesConfig) proposals(ctx context.Context, supervisor client.Client) ([]policies.Proposal, error) {
 	if c.file == "" {
 		return nil, nil
@@ -154,7 +154,7 @@ func (c *policiesConfig) proposals(ctx context.Context, supervisor client.Client
 	}
 	claim := &federationv1alpha1.ClusterClaim{}
 	if err := supervisor.Get(ctx, client.ObjectKey{Name: strings.ToLower(federationv1alpha1.ClaimID)}, claim); err != nil {
-		return nil, fmt.Errorf("read who the cluster of %s is: %w", c.target.source(), err)
+		return nil, fmt.Errorf("read the id of the cluster of %s: %w", c.target.source(), err)
 	}
 	var all []policies.Proposal
 	for doc := range strings.SplitSeq(string(text), "\n---") {
@@ -173,7 +173,7 @@ func (c *policiesConfig) proposals(ctx context.Context, supervisor client.Client
 	return all, nil
 }
 
-// tryOut makes o what an API server would store, without storing it.
+// tryOut replaces o by the object that an API server would store, by a dry run.
 func tryOut(ctx context.Context, c client.Client, o *unstructured.Unstructured) error {
 	have := o.DeepCopy()
 	err := c.Get(ctx, client.ObjectKeyFromObject(o), have)
@@ -189,10 +189,10 @@ func tryOut(ctx context.Context, c client.Client, o *unstructured.Unstructured) 
 	return c.Update(ctx, o, client.DryRunAll)
 }
 
-// outcomeTable is what federation policies prints.
+// outcomeTable is the output of federation policies.
 type outcomeTable []policies.Outcome
 
-// MarshalJSON makes a list, never null.
+// MarshalJSON encodes t as a list, never null.
 func (t outcomeTable) MarshalJSON() ([]byte, error) {
 	return json.Marshal(append([]policies.Outcome{}, t...))
 }
@@ -223,7 +223,7 @@ func policyName(o policies.Outcome) string {
 	return kind + "/" + o.Namespace + "/" + o.Name
 }
 
-// changeTable is what federation policies --dry-run prints: one row a field.
+// changeTable is the output of federation policies --dry-run: one row per field.
 type changeTable []policies.Outcome
 
 // Header is part of tables.Table.

@@ -16,12 +16,12 @@ func federationReleaseCommand() *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
 		Use:   "release ID",
-		Short: "Believe that a member has taken back as much as it seems",
-		Long: `Believe that member ID has taken back as much as it seems. Give all supervisors.
+		Short: "Release held withdrawals of a member",
+		Long: `Release the held withdrawals of member ID, so that supervisors delete the copies in other members. Give all supervisors.
 
-When much of what a member offers vanishes at once and without a word, Services or policies, supervisors keep it for
-an hour: it is more often a mistake than meant. isthmusctl federation status shows what is held. This ends the hold,
-now; what vanishes later is held anew.`,
+When many Services or policies of a member vanish together without being withdrawn, supervisors keep their copies for
+up to an hour, because a mistake is more likely than an intention. isthmusctl federation status shows them. This
+command ends the present hold; later withdrawals may be held again.`,
 		Example: `  isthmusctl federation release c --supervisor a=ctx-a --supervisor b=ctx-b`,
 		Args:    oneID("federation release"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -44,7 +44,7 @@ now; what vanishes later is held anew.`,
 	return cmd
 }
 
-// releasedTable is what federation release prints.
+// releasedTable is the output of federation release.
 type releasedTable []bootstrap.Released
 
 // Header is part of tables.Table.
@@ -60,4 +60,4 @@ func (t releasedTable) Rows() [][]string {
 }
 
 // Nothing is part of tables.Table.
-func (releasedTable) Nothing() string { return "no supervisor was told" }
+func (releasedTable) Nothing() string { return "no supervisor received the request" }

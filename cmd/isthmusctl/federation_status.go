@@ -25,11 +25,10 @@ func federationStatusCommand() *cobra.Command {
 	var namespace, format string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say how a supervisor sees the members of its federation",
-		Long: `Say how a supervisor sees the members of its federation: who leads each, in which epoch, whether it is reached, and
-how many federated Services and replicated policies it has, and how much of what it offered vanished and is held.
-It exits 0 when every member is reached and led, in all that leaders do, and the supervisor's controller lives, which
-says so; and 1 when not.`,
+		Short: "Show the members of a federation as a supervisor sees them",
+		Long: `Show the members of a federation as a supervisor sees them: the leader of each and its epoch, whether the member is
+reachable, and the numbers of its federated Services, replicated policies and held withdrawals. The exit code is 0 if
+every member is reachable, has a leader and is in sync, and the supervisor's controller is live; otherwise it is 1.`,
 		Example: `  isthmusctl federation status --context ctx-a
   isthmusctl federation status --context ctx-a -o json`,
 		Args: usage.NoArgs,
@@ -60,47 +59,47 @@ says so; and 1 when not.`,
 	return cmd
 }
 
-// readFederation reads that of a supervisor.
+// readFederation reads the Federation of a supervisor.
 func readFederation(ctx context.Context, c client.Client, t target) (*federationv1alpha1.Federation, error) {
 	f := &federationv1alpha1.Federation{}
 	err := c.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, f)
 	if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
-		return nil, fmt.Errorf("the cluster of %s is of no federation; isthmusctl federation create or add makes it a member", t.source())
+		return nil, fmt.Errorf("the cluster of %s belongs to no federation; isthmusctl federation create or add makes it a member", t.source())
 	}
 	if err != nil {
 		return nil, err
 	}
 	if len(f.Spec.Members) == 0 {
-		return nil, fmt.Errorf("the cluster of %s is a child of federation %s and sees no members; give --context that of a supervisor", t.source(), f.Spec.ClusterSet)
+		return nil, fmt.Errorf("the cluster of %s is a child of federation %s and knows no members; give the context of a supervisor with --context", t.source(), f.Spec.ClusterSet)
 	}
 	return f, nil
 }
 
-// clocks is by how much the clocks of two machines may differ.
-const clocks = time.Minute
+// clockSkew is the tolerated difference between the clocks of two machines.
+const clockSkew = time.Minute
 
-// silence returns that no controller of the supervisor lives, as its Lease shows: then what the status says is as old as that.
-// The second error is that this cannot be read.
+// silence returns an error if no controller of the supervisor renews its Lease, so that the status is old. The second error
+// is that of reading the Lease.
 func silence(ctx context.Context, c client.Client, namespace string, now time.Time) (silent, err error) {
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: namespace, Name: federationv1alpha1.ControllerLease}
 	if err := c.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("read Lease %s, which a controller renews while it lives: %w", key, err)
+		return nil, fmt.Errorf("read Lease %s of the supervisor's controller: %w", key, err)
 	}
-	const fix = "does isthmus-controller run with --federation? What is said of members is what was seen last"
+	const fix = "check that isthmus-controller runs with --federation; the status of members is old"
 	if lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil {
-		return fmt.Errorf("no controller of this supervisor has had Lease %s; %s", key, fix), nil
+		return fmt.Errorf("no controller of this supervisor has held Lease %s; %s", key, fix), nil
 	}
-	if at := lease.Spec.RenewTime.Time; now.Sub(at) > time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second+clocks {
+	if at := lease.Spec.RenewTime.Time; now.Sub(at) > time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second+clockSkew {
 		return fmt.Errorf("no controller of this supervisor has renewed Lease %s since %s; %s", key, at.UTC().Format(time.RFC3339), fix), nil
 	}
 	return nil, nil
 }
 
-// memberTable is what federation status prints.
+// memberTable is the output of federation status.
 type memberTable []federationv1alpha1.MemberStatus
 
-// statusOf returns the status of every member, also of one that the controller has not looked at.
+// statusOf returns the status of every member, including members that the controller has not processed.
 func statusOf(f *federationv1alpha1.Federation) memberTable {
 	seen := map[string]federationv1alpha1.MemberStatus{}
 	for _, m := range f.Status.Members {
@@ -110,14 +109,14 @@ func statusOf(f *federationv1alpha1.Federation) memberTable {
 	for _, m := range f.Spec.Members {
 		s, ok := seen[m.ClusterID]
 		if !ok {
-			s = federationv1alpha1.MemberStatus{ClusterID: m.ClusterID, Message: "this supervisor's controller has not looked at it yet; does isthmus-controller run with --federation?"}
+			s = federationv1alpha1.MemberStatus{ClusterID: m.ClusterID, Message: "this supervisor's controller has not processed the member yet; check that isthmus-controller runs with --federation"}
 		}
 		all = append(all, s)
 	}
 	return all
 }
 
-// unready says what is not as it should be, or nil.
+// unready returns the faults of the members, or nil.
 func (t memberTable) unready(f *federationv1alpha1.Federation) error {
 	var errs []error
 	if c := meta.FindStatusCondition(f.Status.Conditions, federationv1alpha1.ConditionReady); c != nil && c.Status == metav1.ConditionFalse {
@@ -126,9 +125,9 @@ func (t memberTable) unready(f *federationv1alpha1.Federation) error {
 	for _, m := range t {
 		switch {
 		case !m.Reachable && m.Message == "":
-			errs = append(errs, fmt.Errorf("member %s is not reached", m.ClusterID))
+			errs = append(errs, fmt.Errorf("member %s is not reachable", m.ClusterID))
 		case !m.Reachable:
-			errs = append(errs, fmt.Errorf("member %s is not reached: %s", m.ClusterID, m.Message))
+			errs = append(errs, fmt.Errorf("member %s is not reachable: %s", m.ClusterID, m.Message))
 		case m.Leader == "":
 			errs = append(errs, fmt.Errorf("member %s has no leader", m.ClusterID))
 		case m.Message != "":

@@ -31,7 +31,7 @@ func gatewayCommand() *cobra.Command {
 	return cmd
 }
 
-// certsConfig is what gateway certs is told.
+// certsConfig has the flags of gateway certs.
 type certsConfig struct {
 	dir, controller, format string
 	gateways                []string
@@ -47,17 +47,17 @@ func certsCommand() *cobra.Command {
 	var c certsConfig
 	cmd := &cobra.Command{
 		Use:   "certs",
-		Short: "Make and renew the certificates of gateways and their controller",
-		Long: `Make and renew the certificates by which gateways and their controller know each other.
+		Short: "Issue and renew the certificates of gateways and their controller",
+		Long: `Issue and renew the certificates with which gateways and their controller authenticate each other.
 
-They stand in a folder: one folder in it for each gateway, and one for the controller, with tls.crt, tls.key and
-ca.crt; authority.pem signs them and has to be kept safe. Called again it makes what is missing, renews what has less
-than a third of its life left, and leaves everything else alone. Programs read files that were replaced at once.
+A folder contains them: one subfolder for each gateway, and one for the controller, with tls.crt, tls.key and ca.crt.
+The key in authority.pem signs them; keep it safe. A later run issues missing certificates, renews those with less than
+a third of their life left, and keeps the others. Programs pick up replaced files at once.
 
-The authority itself is changed in three steps, between which every program has to be given its new files:
---authority=begin makes the next one and has it believed, use lets it sign, end takes the old one away.
+The authority itself is replaced in three steps; between them distribute the new files to every program.
+--authority=begin creates the next authority and trusts it, use signs with it, and end removes the old one.
 
-Gateways that are nodes of the cluster (the chart's gateway.enabled) find theirs in the Secret of --gateways-secret, as
+Gateways that are nodes of the cluster (the chart's gateway.enabled) read theirs from the Secret of --gateways-secret, as
 NODE.crt and NODE.key: there a gateway's identity is the name of its node.`,
 		Example: `  # For two gateways, and the controller as a Secret in its cluster:
   isthmusctl gateway certs --dir certs --gateway gw-1 --gateway gw-2 --secret isthmus-gateway-certs
@@ -66,7 +66,7 @@ NODE.crt and NODE.key: there a gateway's identity is the name of its node.`,
   isthmusctl gateway certs --dir certs --gateway node-1 --gateway node-2 \
       --secret isthmus-gateway-certs --gateways-secret isthmus-gateways
 
-  # Once a month, for all that are there:
+  # Once a month, for all of the folder:
   isthmusctl gateway certs --dir certs`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
@@ -76,10 +76,10 @@ NODE.crt and NODE.key: there a gateway's identity is the name of its node.`,
 	f.StringArrayVar(&c.gateways, "gateway", nil, "identity of a gateway, as in its GatewayNode, repeatable")
 	f.StringVar(&c.controller, "controller", certs.Controller, "identity of the controller")
 	f.DurationVar(&c.life, "valid-for", 365*24*time.Hour, "how long a certificate is valid")
-	f.BoolVar(&c.renew, "renew", false, "renew all certificates, however long they are still valid")
-	f.StringVar(&c.step, "authority", "", "step of changing the authority: begin, use or end")
-	f.StringVar(&c.secret, "secret", "", "name of a Secret to put the controller's certificate into")
-	f.StringVar(&c.gatewaysSecret, "gateways-secret", "", "name of a Secret to put the certificates of all gateways into, for those that are nodes")
+	f.BoolVar(&c.renew, "renew", false, "renew all certificates, even valid ones")
+	f.StringVar(&c.step, "authority", "", "step of replacing the authority: begin, use or end")
+	f.StringVar(&c.secret, "secret", "", "name of a Secret for the controller's certificate")
+	f.StringVar(&c.gatewaysSecret, "gateways-secret", "", "name of a Secret for the certificates of all gateways that are nodes")
 	f.StringVarP(&c.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace of those Secrets")
 	f.StringVarP(&c.format, "output", "o", "text", "text or json")
 	c.target.bind(f)
@@ -93,9 +93,9 @@ func (c *certsConfig) run(cmd *cobra.Command) error {
 	}
 	switch {
 	case c.dir == "":
-		return errors.New("no --dir; give it the folder in which the certificates stand, or are to")
+		return errors.New("no --dir; give the folder for the certificates")
 	case c.life <= 0:
-		return fmt.Errorf("--valid-for=%s is not more than 0", c.life)
+		return fmt.Errorf("--valid-for=%s is not positive", c.life)
 	}
 	folder := certs.Folder{Path: c.dir}
 	done, err := folder.Update(certs.Order{
@@ -123,16 +123,16 @@ func (c *certsConfig) run(cmd *cobra.Command) error {
 	return tables.Write(cmd.OutOrStdout(), certTable(done), c.format)
 }
 
-// caKey is where both Secrets have the authorities that are believed.
+// caKey is the key of the trusted authorities in both Secrets.
 const caKey = "ca.crt"
 
-// ofController are the controller's files, by the keys of its Secret.
+// ofController returns the controller's files, by the keys of its Secret.
 func (c *certsConfig) ofController(f certs.Folder) (map[string]string, error) {
 	files := f.Files(c.controller)
 	return map[string]string{corev1.TLSCertKey: files.Cert, corev1.TLSPrivateKeyKey: files.Key, caKey: files.CA}, nil
 }
 
-// ofGateways are those of all gateways, by the keys of the Secret that the chart's gateways mount.
+// ofGateways returns the files of all gateways, by the keys of the Secret that the chart's gateways mount.
 func (c *certsConfig) ofGateways(f certs.Folder) (map[string]string, error) {
 	all, err := f.Identities()
 	files := map[string]string{caKey: f.Files(c.controller).CA}
@@ -146,7 +146,7 @@ func (c *certsConfig) ofGateways(f certs.Folder) (map[string]string, error) {
 	return files, err
 }
 
-// store puts files into a Secret, and takes away what else it has.
+// store writes files into a Secret, and removes its other keys.
 func (c *certsConfig) store(ctx context.Context, name string, kind corev1.SecretType, files map[string]string) error {
 	api, err := c.target.connect()
 	if err != nil {
@@ -172,7 +172,7 @@ func (c *certsConfig) store(ctx context.Context, name string, kind corev1.Secret
 	return nil
 }
 
-// certTable is what gateway certs prints.
+// certTable is the output of gateway certs.
 type certTable []certs.Issued
 
 // Header is part of tables.Table.
@@ -188,4 +188,4 @@ func (t certTable) Rows() [][]string {
 }
 
 // Nothing is part of tables.Table.
-func (certTable) Nothing() string { return "all certificates are good" }
+func (certTable) Nothing() string { return "all certificates are valid" }

@@ -16,12 +16,12 @@ func releaseHoldCommand() *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "release-hold SOURCE",
-		Short: "Believe that a member has withdrawn as much as it seems",
-		Long: `Believe that member SOURCE has withdrawn as much as it seems.
+		Short: "Release held withdrawals of a member",
+		Long: `Release the held withdrawals of member SOURCE, so that this cluster removes their imports.
 
-When much of what a member offers vanishes at once and without a word, the other members keep it for a while:
-it is more often a mistake than meant. isthmusctl status shows what is held here. This ends the hold in this
-cluster, now; what vanishes later is held anew.`,
+When many exports of a member vanish together without being withdrawn, the other members keep their imports for
+up to an hour, because a mistake is more likely than an intention. isthmusctl status shows the held exports. This
+command ends the present hold in this cluster; later withdrawals may be held again.`,
 		Example: "  isthmusctl release-hold b --kubeconfig a.kubeconfig",
 		Args:    oneID("release-hold"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -34,12 +34,12 @@ cluster, now; what vanishes later is held anew.`,
 				return err
 			}
 			if !held {
-				note := fmt.Sprintf("the controller of cluster %s does not say that it holds anything; %s status shows whether it does", self, cmd.Root().DisplayName())
-				if err := tell(cmd, note); err != nil {
+				note := fmt.Sprintf("the controller of cluster %s reports no hold; %s status shows the present state", self, cmd.Root().DisplayName())
+				if err := printNotes(cmd, note); err != nil {
 					return err
 				}
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "cluster %s believes now what member %s has withdrawn\n", self, args[0])
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "cluster %s releases its hold on member %s\n", self, args[0])
 			return err
 		},
 	}

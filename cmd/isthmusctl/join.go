@@ -20,23 +20,28 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
+// joinFlags are the flags of join.
+type joinFlags struct {
+	target                               target
+	id, server, namespace                string
+	blocks, pods, nodes, services, extra []string
+	enabled                              bool
+}
+
 func joinCommand() *cobra.Command {
-	var t target
-	var id, server, namespace string
-	var blocks, pods, nodes, services, extra []string
-	var enabled bool
+	var j joinFlags
 	cmd := &cobra.Command{
 		Use:   "join BROKER-INFO",
 		Short: "Make a cluster a member of the ClusterSet",
 		Long: `Make a cluster a member of the ClusterSet whose deploy-broker wrote BROKER-INFO.
 
-The cluster is registered under its id with the addresses of its pods, nodes and Services. They are found
-in the cluster: in what is configured for it as a whole, where that can be known, and in its nodes of now.
-Other members accept no endpoint outside of them, so where nodes will be added, see that they are covered.
+Join registers the cluster's id and the addresses of its pods, nodes and Services. It discovers them in the
+cluster's configuration, where that is possible, and in its present nodes. Other members ignore endpoints
+outside of them, so make sure that they cover nodes that you will add.
 The id is that of the cluster's ClusterProperty cluster.clusterset.k8s.io, if it has one; else join sets it.
 
-Joining again keeps the ClusterSetIP blocks and all that flags said before, finds the rest anew, and takes
-the ClusterSet's settings over. A flag with an empty value forgets what it said before.`,
+Joining again keeps the ClusterSetIP blocks and the values of earlier flags, discovers the rest again, and
+applies the ClusterSet's settings. A flag with an empty value discards its earlier value.`,
 		Example: `  isthmusctl join broker-info.yaml --kubeconfig a.kubeconfig --clusterid a
   isthmusctl join broker-info.yaml --kubeconfig a.kubeconfig --clusterid a --pod-cidr 10.1.0.0/16 --node-cidr 192.0.2.0/24`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -50,46 +55,55 @@ the ClusterSet's settings over. A flag with an empty value forgets what it said 
 			if err != nil {
 				return err
 			}
-			r := membership.Request{ClusterID: clusterset.ClusterID(id), Broker: info, Namespace: namespace}
-			if cmd.Flags().Changed("broker-server") {
-				r.Server = new(strings.TrimSuffix(server, "/"))
-			}
-			if cmd.Flags().Changed("enable-clusterset-ip") {
-				r.ClusterSetIPEnabled = &enabled
-			}
-			if id != "" || cmd.Flags().Changed("clusterid") {
-				err = r.ClusterID.Validate()
-			}
-			err = errors.Join(
-				err,
-				checkURL("broker-server", server),
-				parse(cmd, &r.Blocks, "clusterset-ip-cidr", blocks),
-				parse(cmd, &r.Addresses.Pods, "pod-cidr", pods),
-				parse(cmd, &r.Addresses.Nodes, "node-cidr", nodes),
-				parse(cmd, &r.Addresses.Services, "service-cidr", services),
-				parse(cmd, &r.Addresses.Extra, "extra-cidr", extra),
-				info.Check(time.Now()),
-			)
+			r, err := j.request(cmd, info)
 			if err != nil {
 				return err
 			}
-			return join(cmd, t, info, args[0], r)
+			return join(cmd, j.target, info, args[0], r)
 		},
 	}
-	f := cmd.Flags()
-	t.bind(f)
-	t.bindTimeout(f)
-	f.StringVar(&id, "clusterid", "", "the cluster's id: a-z, 0-9 and '-', or two such joined by a dot (default: that of its ClusterProperty)")
-	f.StringVarP(&namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace of the cluster in which Isthmus is, or will be, installed")
-	f.StringSliceVar(&blocks, "clusterset-ip-cidr", nil, "blocks the cluster's ClusterSetIPs come from, one a family (default: the lowest free ones)")
-	f.BoolVar(&enabled, "enable-clusterset-ip", true, "give Services exported here a ClusterSetIP without being asked (default: as the ClusterSet does)")
-	f.Lookup("enable-clusterset-ip").DefValue = "" // it stands in the text
-	bindAddresses(f, &pods, &nodes, &services, &extra, "found in the cluster")
-	f.StringVar(&server, "broker-server", "", "URL at which this cluster reaches the broker (default: that of BROKER-INFO)")
+	j.bind(cmd.Flags())
 	return cmd
 }
 
-// bindAddresses binds the flags of a member's addresses. otherwise says where they come from by default.
+func (j *joinFlags) bind(f *pflag.FlagSet) {
+	j.target.bind(f)
+	j.target.bindTimeout(f)
+	f.StringVar(&j.id, "clusterid", "", "the cluster's id: a-z, 0-9 and '-', or two such parts joined by a dot (default: that of its ClusterProperty)")
+	f.StringVarP(&j.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "installation namespace of Isthmus in the cluster, which need not exist yet")
+	f.StringSliceVar(&j.blocks, "clusterset-ip-cidr", nil, "blocks of the cluster's ClusterSetIPs, one per family (default: the lowest free ones)")
+	f.BoolVar(&j.enabled, "enable-clusterset-ip", true, "give Services exported here a ClusterSetIP by default (default: as in the ClusterSet)")
+	f.Lookup("enable-clusterset-ip").DefValue = "" // the text has it
+	bindAddresses(f, &j.pods, &j.nodes, &j.services, &j.extra, "discovered in the cluster")
+	f.StringVar(&j.server, "broker-server", "", "URL at which this cluster reaches the broker (default: that of BROKER-INFO)")
+}
+
+// request validates the flags and returns the request that they describe.
+func (j *joinFlags) request(cmd *cobra.Command, info membership.BrokerInfo) (membership.Request, error) {
+	r := membership.Request{ClusterID: clusterset.ClusterID(j.id), Broker: info, Namespace: j.namespace}
+	if cmd.Flags().Changed("broker-server") {
+		r.Server = new(strings.TrimSuffix(j.server, "/"))
+	}
+	if cmd.Flags().Changed("enable-clusterset-ip") {
+		r.ClusterSetIPEnabled = &j.enabled
+	}
+	var err error
+	if j.id != "" || cmd.Flags().Changed("clusterid") {
+		err = r.ClusterID.Validate()
+	}
+	return r, errors.Join(
+		err,
+		checkURL("broker-server", j.server),
+		parse(cmd, &r.Blocks, "clusterset-ip-cidr", j.blocks),
+		parse(cmd, &r.Addresses.Pods, "pod-cidr", j.pods),
+		parse(cmd, &r.Addresses.Nodes, "node-cidr", j.nodes),
+		parse(cmd, &r.Addresses.Services, "service-cidr", j.services),
+		parse(cmd, &r.Addresses.Extra, "extra-cidr", j.extra),
+		info.Check(time.Now()),
+	)
+}
+
+// bindAddresses binds the flags of a member's addresses. otherwise describes their default.
 func bindAddresses(f *pflag.FlagSet, pods, nodes, services, extra *[]string, otherwise string) {
 	f.StringSliceVar(pods, "pod-cidr", nil, "CIDRs of the cluster's pods (default: "+otherwise+")")
 	f.StringSliceVar(nodes, "node-cidr", nil, "CIDRs of the cluster's nodes (default: "+otherwise+")")
@@ -97,7 +111,7 @@ func bindAddresses(f *pflag.FlagSet, pods, nodes, services, extra *[]string, oth
 	f.StringSliceVar(extra, "extra-cidr", nil, "further CIDRs of endpoints, such as those of virtual machines")
 }
 
-// parse sets cidrs from what a flag holds: nil when it was not given, and empty when it was given without any.
+// parse sets cidrs from a flag: nil if it was not given, and empty if it was given without values.
 func parse(cmd *cobra.Command, cidrs *[]netip.Prefix, flag string, texts []string) error {
 	if !cmd.Flags().Changed(flag) {
 		return nil
@@ -138,7 +152,7 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 		if unanswered != nil {
 			notes = []string{
 				unanswered.text,
-				fmt.Sprintf("so it was not checked from here, and cluster %s may not reach its broker; %s status says whether it does", r.ClusterID, cmd.Root().DisplayName()),
+				fmt.Sprintf("so the URL is not checked, and cluster %s may not reach its broker; %s status shows whether it does", r.ClusterID, cmd.Root().DisplayName()),
 			}
 		}
 	}
@@ -148,7 +162,7 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 	}
 
 	out := cmd.OutOrStdout()
-	if err := tell(cmd, append(j.Notes, notes...)...); err != nil {
+	if err := printNotes(cmd, append(j.Notes, notes...)...); err != nil {
 		return err
 	}
 	verb := "joined"
@@ -157,18 +171,18 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 	}
 	spec := j.Member.Spec
 	_, err = fmt.Fprintf(out, `cluster %s %s ClusterSet %s
-%s  ClusterSetIPs  %s, given %s
+%s  ClusterSetIPs  %s, allocated %s
 next: helm upgrade --install isthmus deploy/helm/isthmus --namespace %s, then %s status --wait
 `,
 		spec.ClusterID, verb, spec.ClusterSetID, sources(j.Sources),
-		list(spec.ClusterSetIPCIDR), givenHow(spec.ClusterSetIPEnabled), r.Namespace, cmd.Root().DisplayName())
+		list(spec.ClusterSetIPCIDR), allocationMode(spec.ClusterSetIPEnabled), r.Namespace, cmd.Root().DisplayName())
 	return err
 }
 
-// renewInfo says where there are other credentials than those of a broker-info file.
-const renewInfo = "isthmusctl deploy-broker writes a file with others"
+// renewInfo is the remedy for invalid credentials of a broker-info file.
+const renewInfo = "run isthmusctl deploy-broker, which writes a file with new ones"
 
-// sources prints addresses and where they come from, a line for each kind.
+// sources formats addresses with their source, one line per kind.
 func sources(all []membership.Source) string {
 	var b strings.Builder
 	for _, kind := range []string{"pods", "nodes", "services", "extra"} {
@@ -189,16 +203,16 @@ func sources(all []membership.Source) string {
 	return b.String()
 }
 
-// givenHow says when an exported Service gets a ClusterSetIP.
-func givenHow(enabled bool) string {
+// allocationMode describes when an exported Service gets a ClusterSetIP.
+func allocationMode(enabled bool) string {
 	if enabled {
-		return "without asking"
+		return "by default"
 	}
 	return "on request"
 }
 
-// tryBroker asks for the broker in a namespace of the server behind cfg. A server that answers and is another
-// one is an error. One that does not answer is none, because the member may have another way to it.
+// tryBroker checks that a namespace of the server behind cfg is the broker. Another server is an error. A server that does
+// not answer is returned as noAnswer, because the member may reach it by another network.
 func tryBroker(ctx context.Context, cfg *rest.Config, namespace string) (*noAnswer, error) {
 	c, err := connect(cfg)
 	if err != nil {
@@ -210,12 +224,12 @@ func tryBroker(ctx context.Context, cfg *rest.Config, namespace string) (*noAnsw
 	switch {
 	case err == nil:
 		return nil, nil
-	case errors.As(err, &unanswered) && !unanswered.heard:
+	case errors.As(err, &unanswered) && !unanswered.reached:
 		return unanswered, nil
 	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
-		return nil, fmt.Errorf("API server %s of --broker-server is not the broker: it shows no ClusterSetConfig %s; correct the address", cfg.Host, key)
+		return nil, fmt.Errorf("API server %s of --broker-server is not the broker: it has no ClusterSetConfig %s; correct the address", cfg.Host, key)
 	}
-	return nil, fmt.Errorf("ask for the broker at %s: %w", cfg.Host, err)
+	return nil, fmt.Errorf("read the broker at %s: %w", cfg.Host, err)
 }
 
 func list(items []string) string {

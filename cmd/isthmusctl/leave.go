@@ -20,18 +20,18 @@ func leaveCommand() *cobra.Command {
 		Short: "End the membership of a cluster",
 		Long: `End the membership of a cluster.
 
-The controller is stopped, the ClusterSet is told at once that this cluster's Services are withdrawn, and
-everything is removed that Isthmus has imported here and published on the broker. ServiceExports stay, and
-so does everything that is not Isthmus's. What was cut off is finished by running it again.
+The command stops the controller, withdraws this cluster's exports, and deletes its objects on the broker and
+the imports in this cluster. ServiceExports and objects of other software stay. Run it again to complete an
+interrupted run.
 
-With --force ID the membership of a cluster ends that no longer exists: then only the broker is changed.`,
+With --force ID it ends the membership of a cluster that no longer exists, and changes only the broker.`,
 		Example: `  isthmusctl leave --kubeconfig a.kubeconfig --broker-kubeconfig broker.kubeconfig
   isthmusctl leave --force a --broker-kubeconfig broker.kubeconfig`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("force") {
 				if cmd.Flags().Changed("broker-namespace") {
-					return errors.New("--broker-namespace goes with --force; otherwise the cluster knows where its broker is")
+					return errors.New("--broker-namespace requires --force; without it the cluster's Member names the broker")
 				}
 				return leave(cmd, t, broker, namespace)
 			}
@@ -75,7 +75,7 @@ func leave(cmd *cobra.Command, t, b target, namespace string) error {
 	return printLeft(cmd, left, fmt.Sprintf("next: helm uninstall isthmus --namespace %s\n", namespace))
 }
 
-// explainBroker names the flag to mend when the broker is not the one that was meant.
+// explainBroker adds the kubeconfig to an error about a wrong broker.
 func explainBroker(err error, b target) error {
 	if errors.Is(err, membership.ErrNoBroker) {
 		return fmt.Errorf("%s: %w", b.source(), err)
@@ -84,12 +84,12 @@ func explainBroker(err error, b target) error {
 }
 
 func printLeft(cmd *cobra.Command, left membership.Left, next string) error {
-	if err := tell(cmd, left.Notes...); err != nil {
+	if err := printNotes(cmd, left.Notes...); err != nil {
 		return err
 	}
 	verb := "left"
 	if left.AlreadyLeft {
-		verb = "had left"
+		verb = "had already left"
 	}
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), "cluster %s %s ClusterSet %s: %d exports withdrawn, %d imports removed\n%s",
 		left.ClusterID, verb, left.ClusterSetID, left.Exports, left.Imports, next)

@@ -1,5 +1,5 @@
-// Command isthmusctl sets up a ClusterSet, takes clusters in, exports Services and says how all of it
-// fares. Installed as kubectl-isthmus it is also `kubectl isthmus`.
+// Command isthmusctl sets up a ClusterSet, adds clusters, exports Services and reports the state of all of them. Installed
+// as kubectl-isthmus it is also `kubectl isthmus`.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	// What the client libraries log is of no use to somebody at a shell; what matters comes as an error.
+	// The logs of the client libraries are of no use at a shell; errors carry what matters.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	ctrllog.SetLogger(klog.Background())
 
@@ -40,8 +40,8 @@ func newCommand() *cobra.Command {
 		Short: "Join clusters to a ClusterSet and export Services to it",
 		Long: `Join clusters to a ClusterSet and export Services to it.
 
-A ClusterSet begins with a broker, a Kubernetes API server that all clusters reach. Clusters join it, and
-a Service that one of them exports is reachable in all of them as NAME.NAMESPACE.svc.clusterset.local.`,
+A ClusterSet starts with a broker, a Kubernetes API server that all clusters reach. Clusters join it, and a
+Service that one of them exports is reachable in all of them as NAME.NAMESPACE.svc.clusterset.local.`,
 		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig -o broker-info.yaml
   isthmusctl join broker-info.yaml --kubeconfig a.kubeconfig --clusterid a
   isthmusctl export service hello -n demo --kubeconfig a.kubeconfig

@@ -22,7 +22,7 @@ import (
 func memberCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "member",
-		Short:   "Show and change what is registered on the broker",
+		Short:   "Show and change the registrations of members on the broker",
 		Example: "  isthmusctl member list --kubeconfig broker.kubeconfig",
 		Args:    usage.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -35,7 +35,7 @@ func bindBrokerNamespace(cmd *cobra.Command, namespace *string) {
 	cmd.Flags().StringVar(namespace, "broker-namespace", v1alpha1.DefaultBrokerNamespace, "namespace that is the broker")
 }
 
-// oneID wants the id of a member and nothing else.
+// oneID requires one argument, the id of a member.
 func oneID(command string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 1 {
@@ -45,10 +45,10 @@ func oneID(command string) cobra.PositionalArgs {
 	}
 }
 
-// memberListed is one member as -o json prints it; the text is made of it.
+// memberListed is one member, as printed by -o json and, in another form, as text.
 type memberListed struct {
 	v1alpha1.MemberSpec
-	Seen    *time.Time `json:"seen,omitempty"` // when it last said that it lives
+	Seen    *time.Time `json:"seen,omitempty"` // the last renewal of its Lease
 	Revoked bool       `json:"revoked,omitempty"`
 }
 
@@ -58,8 +58,8 @@ func memberListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the members of a ClusterSet",
-		Long: `List the members of a ClusterSet, with their addresses and when each last said that it lives. One that has left
-is shown for an hour.`,
+		Long: `List the members of a ClusterSet, with their addresses and the last renewal of their Leases. A former member is
+shown for an hour.`,
 		Example: `  isthmusctl member list --kubeconfig broker.kubeconfig
   isthmusctl member list --kubeconfig broker.kubeconfig -o json`,
 		Args: usage.NoArgs,
@@ -102,7 +102,7 @@ func writeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// writeMembers prints members as people read them.
+// writeMembers prints members for people.
 func writeMembers(out io.Writer, members []memberListed, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "MEMBER\tSTATE\tSEEN\tPODS\tNODES\tSERVICES\tEXTRA\tCLUSTERSETIPS\tJOINED")
@@ -120,13 +120,13 @@ func writeMembers(out io.Writer, members []memberListed, now time.Time) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.ClusterID, state, seen, short(m.PodCIDRs), short(m.NodeCIDRs), short(m.ServiceCIDRs),
 			short(m.ExtraCIDRs), short(m.ClusterSetIPCIDR), ago(now, m.JoinTime.Time))
 	}
-	return w.Flush() // which reports the errors of all
+	return w.Flush() // reports the errors of all writes
 }
 
-// ago says how long before now t is, as kubectl does.
+// ago formats the time since t, as kubectl does.
 func ago(now, t time.Time) string { return duration.HumanDuration(now.Sub(t)) + " ago" }
 
-// short lists a few of items, and how many there are more.
+// short lists a few of items and the number of the others.
 func short(items []string) string {
 	const few = 3
 	if len(items) > few {
@@ -141,10 +141,9 @@ func memberSetCommand() *cobra.Command {
 	var pods, nodes, services, extra, blocks []string
 	cmd := &cobra.Command{
 		Use:   "set ID",
-		Short: "Change the addresses that are registered for a member",
-		Long: `Change the addresses that are registered for a member: where its endpoints may be, and which ClusterSetIPs it may
-give. Each flag replaces what was registered of its kind. The other members go by it at once; later joins of
-the cluster keep it.`,
+		Short: "Change the registered addresses of a member",
+		Long: `Change the registered addresses of a member: the CIDRs of its endpoints, and its blocks of ClusterSetIPs. Each flag
+replaces the addresses of its kind. The other members use them at once; later joins of the cluster keep them.`,
 		Example: `  isthmusctl member set a --pod-cidr 10.1.0.0/16,10.11.0.0/16 --kubeconfig broker.kubeconfig
   isthmusctl member set a --extra-cidr 192.0.2.0/24 --kubeconfig broker.kubeconfig`,
 		Args: oneID("member set"),
@@ -162,7 +161,7 @@ the cluster keep it.`,
 				return err
 			}
 			if a.Pods == nil && a.Nodes == nil && a.Services == nil && a.Extra == nil && vips == nil {
-				return errors.New("member set needs to know what: give --pod-cidr, --node-cidr, --service-cidr, --extra-cidr or --clusterset-ip-cidr")
+				return errors.New("member set needs a flag: give --pod-cidr, --node-cidr, --service-cidr, --extra-cidr or --clusterset-ip-cidr")
 			}
 			c, err := t.connect()
 			if err != nil {
@@ -173,8 +172,8 @@ the cluster keep it.`,
 				return explainBroker(err, t)
 			}
 			if len(vips) > 0 {
-				note := fmt.Sprintf("the controller of cluster %s takes its new block over when the cluster joins again and Deployment isthmus-controller is restarted", args[0])
-				if err := tell(cmd, note); err != nil {
+				note := fmt.Sprintf("the controller of cluster %s uses its new block after the cluster joins again and Deployment isthmus-controller is restarted", args[0])
+				if err := printNotes(cmd, note); err != nil {
 					return err
 				}
 			}
@@ -188,7 +187,7 @@ the cluster keep it.`,
 	t.bind(f)
 	t.bindTimeout(f)
 	bindBrokerNamespace(cmd, &namespace)
-	bindAddresses(f, &pods, &nodes, &services, &extra, "as they are")
-	f.StringSliceVar(&blocks, "clusterset-ip-cidr", nil, "blocks the cluster's ClusterSetIPs come from, one a family (default: as they are)")
+	bindAddresses(f, &pods, &nodes, &services, &extra, "unchanged")
+	f.StringSliceVar(&blocks, "clusterset-ip-cidr", nil, "blocks of the cluster's ClusterSetIPs, one per family (default: unchanged)")
 	return cmd
 }

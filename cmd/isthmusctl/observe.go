@@ -22,9 +22,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// watch is what to observe.
+// watch selects the events to observe.
 type watch struct {
-	service string // as people call it; "" means any
+	service string // as in explain; "" means any
 	reason  string
 	refused bool
 	sample  uint32
@@ -40,13 +40,13 @@ func observeCommand() *cobra.Command {
 	var w watch
 	cmd := &cobra.Command{
 		Use:   "observe",
-		Short: "Show clients as they are given backends, or refused",
-		Long: `Show clients as they are given backends, or refused: one line each, from all nodes, until it is interrupted.
-A client on the socket path has no address yet; its process is shown instead. The kernel makes these events only
-while somebody observes. On busy nodes --sample keeps them few: refusals are always shown.
+		Short: "Show connections as they are balanced or refused",
+		Long: `Show new connections and their backends, and refused ones: one line per connection, from all nodes, until it is
+interrupted. A client on the socket path has no address yet; its process is shown instead. The kernel creates these
+events only while an observer runs. On busy nodes --sample reduces them; refusals are always shown.
 
-It takes the rights to read workloads, to reach pods through the API server (get pods/proxy) and to make a token
-of ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
+The command needs the rights to read workloads, to reach pods through the API server (get pods/proxy) and to create a
+token of ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 		Example: `  isthmusctl observe --service hello.demo
   isthmusctl observe --refused --node worker-1
   isthmusctl observe --sample 100 --for 1m -o json`,
@@ -79,24 +79,24 @@ of ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 	t.bind(f)
 	t.bindTimeout(f)
 	f.StringVarP(&namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace in which Isthmus is installed")
-	f.StringVarP(&w.format, "output", "o", "text", "text, or json: one object a line")
+	f.StringVarP(&w.format, "output", "o", "text", "text, or json: one object per line")
 	f.StringSliceVar(&w.nodes, "node", nil, "node to observe, repeatable (default: all)")
-	f.StringVar(&w.service, "service", "", "Service whose clients to show, as isthmusctl explain takes it (default: all)")
-	f.StringVar(&w.reason, "reason", "", "show refusals for this reason alone, such as no_backend")
-	f.BoolVar(&w.refused, "refused", false, "show refusals alone")
-	f.Uint32Var(&w.sample, "sample", 1, "show one of so many choices of a node")
-	f.IntVar(&w.last, "last", 0, "end after so many events (default: never)")
-	f.DurationVar(&w.period, "for", 0, "end after so long (default: never)")
+	f.StringVar(&w.service, "service", "", "Service to observe, in the forms of isthmusctl explain (default: all)")
+	f.StringVar(&w.reason, "reason", "", "show only refusals with this reason, such as no_backend")
+	f.BoolVar(&w.refused, "refused", false, "show only refusals")
+	f.Uint32Var(&w.sample, "sample", 1, "show one of this many balanced connections of a node")
+	f.IntVar(&w.last, "last", 0, "stop after this many events (default: never)")
+	f.DurationVar(&w.period, "for", 0, "stop after this time (default: never)")
 	return cmd
 }
 
-// endless is how long a stream may take: it is the person who ends it.
+// endless is the timeout of a stream, which the user ends.
 const endless = 10 * 365 * 24 * time.Hour
 
 func (w watch) validate() error {
 	switch {
 	case w.sample == 0:
-		return errors.New("--sample=0 shows nothing; use 1 to show all, or more to show one of so many")
+		return errors.New("--sample=0 shows nothing; use 1 to show all, or N to show one of N")
 	case w.last < 0:
 		return fmt.Errorf("--last=%d is less than 0", w.last)
 	case w.period < 0:
@@ -110,9 +110,9 @@ func (w watch) validate() error {
 	return tables.CheckFormat(w.format)
 }
 
-// observe writes the events of all nodes until it is interrupted, the time is over, or there were enough of them. Nodes
-// that cannot be observed are told to complain, and are an error when there are no others. streams is the road to
-// pods for answers that take long.
+// observe writes the events of all nodes until it is interrupted, or w's time or number of events is reached. It reports
+// nodes that it cannot observe to complain, and returns an error if there are no others. streams connects to pods without
+// a timeout.
 func (c *collector) observe(ctx context.Context, streams rest.Interface, w watch, out, complain io.Writer) error {
 	service := ""
 	if w.service != "" {
@@ -143,12 +143,12 @@ func (c *collector) observe(ctx context.Context, streams rest.Interface, w watch
 		ctx, stop = context.WithTimeout(ctx, w.period)
 		defer stop()
 	}
-	show := &shown{out: out, format: w.format, left: w.last, stop: stop}
+	show := &eventPrinter{out: out, format: w.format, left: w.last, stop: stop}
 	errs := make([]error, len(pods))
 	var all sync.WaitGroup
 	for i, pod := range pods {
 		all.Go(func() {
-			errs[i] = stream(ctx, streams, pod, seeing(token, status.ObservePath, params), show.event)
+			errs[i] = stream(ctx, streams, pod, withToken(token, status.ObservePath, params), show.event)
 			if ctx.Err() == nil {
 				fmt.Fprintf(complain, "node %s: %s\n", pod.Spec.NodeName, sentence(errs[i]))
 			}
@@ -159,9 +159,9 @@ func (c *collector) observe(ctx context.Context, streams rest.Interface, w watch
 		return show.err
 	}
 	if ctx.Err() != nil {
-		return nil // that is how it ends
+		return nil // the regular end
 	}
-	return fmt.Errorf("no node can be observed any more: %w", errs[0])
+	return fmt.Errorf("no node can be observed: %w", errs[0])
 }
 
 // stream reads the events of one node until ctx ends. It always returns an error.
@@ -180,7 +180,7 @@ func stream(ctx context.Context, pods rest.Interface, pod corev1.Pod, request fu
 		var e status.Event
 		switch err := events.Decode(&e); {
 		case errors.Is(err, io.EOF):
-			return fmt.Errorf("pod %s has ended", pod.Name)
+			return fmt.Errorf("pod %s closed the stream", pod.Name)
 		case err != nil:
 			return fmt.Errorf("read events of pod %s: %w", pod.Name, err)
 		case e.Error != "":
@@ -190,19 +190,19 @@ func stream(ctx context.Context, pods rest.Interface, pod corev1.Pod, request fu
 	}
 }
 
-// shown writes events of several nodes.
-type shown struct {
+// eventPrinter prints the events of several nodes.
+type eventPrinter struct {
 	out    io.Writer
 	format string
 	stop   func()
 
 	mu   sync.Mutex // guards what follows
-	left int        // events to be shown, when more than 0
+	left int        // events to print; 0 means no limit
 	done bool
 	err  error
 }
 
-func (s *shown) event(e status.Event) {
+func (s *eventPrinter) event(e status.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.done {
@@ -220,12 +220,12 @@ func (s *shown) event(e status.Event) {
 	}
 }
 
-func (s *shown) write(e status.Event) error {
+func (s *eventPrinter) write(e status.Event) error {
 	if s.format == "json" {
 		return json.NewEncoder(s.out).Encode(e)
 	}
 	if e.Lost > 0 {
-		if _, err := fmt.Fprintf(s.out, "%s: %d events lost, too many at once; see --sample\n", e.Node, e.Lost); err != nil {
+		if _, err := fmt.Fprintf(s.out, "%s: %d events lost, because there were too many; see --sample\n", e.Node, e.Lost); err != nil {
 			return err
 		}
 	}
@@ -233,7 +233,7 @@ func (s *shown) write(e status.Event) error {
 	return err
 }
 
-// eventText is an event as people read it.
+// eventText formats an event for people.
 func eventText(e status.Event) string {
 	who := "a client"
 	switch {

@@ -22,43 +22,42 @@ import (
 	"k8s.io/client-go/transport"
 )
 
-// noAnswer is why a server could not be asked. Its text is a whole sentence with the fix, however deep
-// it lies in other errors.
+// noAnswer is the failure of a request to a server. Its text is a whole sentence with the remedy, and replaces the errors
+// that wrap it.
 type noAnswer struct {
-	text  string
-	heard bool // there is somebody, who is not the server, or does not want us
+	text    string
+	reached bool // a server answered, but with another identity or a refusal
 }
 
 func (e *noAnswer) Error() string { return e.text }
 
-// denied is a server's refusal of what credentials do not allow. Its text is a whole sentence with the fix,
-// however deep it lies in other errors.
+// denied is a server's refusal for missing rights. Its text is a whole sentence with the remedy, and replaces the errors
+// that wrap it.
 type denied struct {
 	status metav1.Status
 	from   origin
 }
 
-// Error says which verb and resource were refused, and to which credentials.
+// Error names the refused verb and resource, and the credentials.
 func (e *denied) Error() string {
 	return fmt.Sprintf("%s; the credentials of %s do not suffice, %s", e.status.Message, e.from.credentials, e.from.fix)
 }
 
-// Status makes it an error of the API.
+// Status is part of apierrors.APIStatus.
 func (e *denied) Status() metav1.Status { return e.status }
 
-// origin is where the parts of an access come from, as an operator would say it, and where there are better
-// credentials.
+// origin describes, for messages, the sources of a server's address and credentials, and the remedy for wrong credentials.
 type origin struct{ address, credentials, fix string }
 
-// named bounds each request, its answer included, and makes failures tell which server failed, where its
-// address came from, and what to do. http.Client's own limit would say less, and hide the error behind it.
+// named bounds each request including its response, and makes errors name the server, the source of its address, and the
+// remedy. http.Client's own timeout would hide the cause.
 func named(server string, from origin, timeout time.Duration) transport.WrapperFunc {
 	explain := func(req *http.Request, err error) error {
 		if errors.Is(req.Context().Err(), context.Canceled) {
-			return err // nobody waits any more, which says nothing of the server
+			return err // the caller gave up; the server may be fine
 		}
-		text, heard := why(err, timeout)
-		return &noAnswer{fmt.Sprintf("API server %s of %s %s", server, from.address, text), heard}
+		text, reached := why(err, timeout)
+		return &noAnswer{fmt.Sprintf("API server %s of %s %s", server, from.address, text), reached}
 	}
 	return func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(req *http.Request) (*http.Response, error) {
@@ -72,22 +71,22 @@ func named(server string, from origin, timeout time.Duration) transport.WrapperF
 			switch {
 			case resp.StatusCode == http.StatusUnauthorized:
 				resp.Body.Close()
-				return nil, &noAnswer{fmt.Sprintf("API server %s does not accept the credentials of %s; they are wrong, revoked or expired, get new ones", server, from.credentials), true}
+				return nil, &noAnswer{fmt.Sprintf("API server %s does not accept the credentials of %s; they are wrong, revoked or expired; get new ones", server, from.credentials), true}
 			case resp.StatusCode == http.StatusForbidden:
 				if err := refusal(resp, from); err != nil {
 					return nil, err
 				}
 			case tooLate(req, resp):
 				resp.Body.Close()
-				return nil, &noAnswer{fmt.Sprintf("API server %s of %s is not ready to answer; it is starting or overloaded, try again soon", server, from.address), false}
+				return nil, &noAnswer{fmt.Sprintf("API server %s of %s is not ready; it is starting or overloaded, try again soon", server, from.address), false}
 			}
 			return resp, nil
 		})
 	}
 }
 
-// refusal returns what a server says about missing rights. It returns nil for any other reason to refuse, whose
-// answer is left as it is.
+// refusal returns the error of a response about missing rights. For another refusal it returns nil and restores the
+// response.
 func refusal(resp *http.Response, from origin) error {
 	const enough = 64 << 10
 	text, err := io.ReadAll(io.LimitReader(resp.Body, enough))
@@ -103,14 +102,14 @@ func refusal(resp *http.Response, from origin) error {
 	return nil
 }
 
-// replayed is a body of which something was read already.
+// replayed is a body whose beginning was read and is prepended again.
 type replayed struct {
 	io.Reader
 	io.Closer
 }
 
-// tooLate reports whether the server, which starts or has too much to do, asks the client to come back when
-// the time for the request is over. Before that the client comes back by itself.
+// tooLate reports whether a starting or overloaded server asks the client to retry after the request's deadline. Before it
+// the client retries by itself.
 func tooLate(req *http.Request, resp *http.Response) bool {
 	if resp.StatusCode != http.StatusServiceUnavailable && resp.StatusCode != http.StatusTooManyRequests {
 		return false
@@ -124,7 +123,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// body is the body of an answer, which ends with the time for its request.
+// body is the body of a response, which shares the deadline of its request.
 type body struct {
 	io.ReadCloser
 	cancel  context.CancelFunc
@@ -144,9 +143,9 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// why completes the sentence that begins with the server's name. heard means that somebody is there, who
-// is not the server.
-func why(err error, timeout time.Duration) (text string, heard bool) {
+// why completes the sentence that begins with the server's name. reached means that a server with another identity
+// answered.
+func why(err error, timeout time.Duration) (text string, reached bool) {
 	var dns *net.DNSError
 	var authority x509.UnknownAuthorityError
 	var host x509.HostnameError
@@ -161,9 +160,9 @@ func why(err error, timeout time.Duration) (text string, heard bool) {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), isTimeout(err):
 		return fmt.Sprintf("did not answer within %s; check the address and the firewalls between, or raise --timeout", timeout), false
 	case errors.As(err, &authority), errors.As(err, &host), errors.As(err, &expired):
-		return fmt.Sprintf("shows a certificate that is not trusted (%v); correct the address or the certificate authority", rootOf(err)), true
+		return fmt.Sprintf("has a certificate that is not trusted (%v); correct the address or the certificate authority", rootOf(err)), true
 	default:
-		return fmt.Sprintf("cannot be asked: %v", rootOf(err)), false
+		return fmt.Sprintf("cannot be reached: %v", rootOf(err)), false
 	}
 }
 
@@ -183,8 +182,7 @@ func rootOf(err error) error {
 	}
 }
 
-// sentence turns an error of any command into what the operator reads: one thing that is wrong, and
-// where possible what to do.
+// sentence turns an error of any command into one sentence for the operator: the fault and, where possible, the remedy.
 func sentence(err error) string {
 	var unanswered *noAnswer
 	var refused *denied

@@ -83,9 +83,8 @@ users: [{name: c, user: {token: t}}], clusters: [{name: c, cluster: {server: %q}
 	return out.String(), errs.String(), last
 }
 
-// TestServersThatDoNotServe: whatever is wrong with an API server, each command says so in one sentence that
-// names the server and what to do.
-func TestServersThatDoNotServe(t *testing.T) {
+// For every fault of an API server each command prints one sentence with the server and the remedy.
+func TestFailingServers(t *testing.T) {
 	commands := map[string][]string{
 		"status":        {"status", "--timeout", "300ms"},
 		"export":        {"export", "service", "hello", "-n", "demo", "--timeout", "300ms"},
@@ -95,9 +94,9 @@ func TestServersThatDoNotServe(t *testing.T) {
 	for answer, want := range map[string]string{
 		"nothing":      silent,
 		"half":         silent,
-		"starting":     "API server SERVER of kubeconfig k is not ready to answer; it is starting or overloaded, try again soon",
-		"busy":         "API server SERVER of kubeconfig k is not ready to answer; it is starting or overloaded, try again soon",
-		"unauthorized": "API server SERVER does not accept the credentials of kubeconfig k; they are wrong, revoked or expired, get new ones",
+		"starting":     "API server SERVER of kubeconfig k is not ready; it is starting or overloaded, try again soon",
+		"busy":         "API server SERVER of kubeconfig k is not ready; it is starting or overloaded, try again soon",
+		"unauthorized": "API server SERVER does not accept the credentials of kubeconfig k; they are wrong, revoked or expired; get new ones",
 	} {
 		for command, args := range commands {
 			t.Run(command+" "+answer, func(t *testing.T) {
@@ -110,7 +109,7 @@ func TestServersThatDoNotServe(t *testing.T) {
 	}
 }
 
-// TestTryBroker: what answers at a URL and is not the broker is an error, silence is not.
+// A server that answers and is not the broker is an error; a server that does not answer is not.
 func TestTryBroker(t *testing.T) {
 	for name, tc := range map[string]struct {
 		start      func(*httptest.Server)
@@ -119,11 +118,11 @@ func TestTryBroker(t *testing.T) {
 		err        string
 	}{
 		"silence":           {start: (*httptest.Server).Start, answer: "nothing", unanswered: "API server SERVER of --broker-server did not answer within 300ms; check the address and the firewalls between, or raise --timeout"},
-		"starting":          {start: (*httptest.Server).Start, answer: "starting", unanswered: "API server SERVER of --broker-server is not ready to answer; it is starting or overloaded, try again soon"},
-		"another authority": {start: (*httptest.Server).StartTLS, answer: "not found", err: "API server SERVER of --broker-server shows a certificate that is not trusted (x509: certificate signed by unknown authority); correct the address or the certificate authority"},
-		"another server":    {start: (*httptest.Server).Start, answer: "not found", err: "API server SERVER of --broker-server is not the broker: it shows no ClusterSetConfig b/clusterset; correct the address"},
-		"it denies":         {start: (*httptest.Server).Start, answer: "forbidden", err: "API server SERVER of --broker-server is not the broker: it shows no ClusterSetConfig b/clusterset; correct the address"},
-		"other credentials": {start: (*httptest.Server).Start, answer: "unauthorized", err: "API server SERVER does not accept the credentials of broker-info f; they are wrong, revoked or expired, get new ones"},
+		"starting":          {start: (*httptest.Server).Start, answer: "starting", unanswered: "API server SERVER of --broker-server is not ready; it is starting or overloaded, try again soon"},
+		"another authority": {start: (*httptest.Server).StartTLS, answer: "not found", err: "API server SERVER of --broker-server has a certificate that is not trusted (x509: certificate signed by unknown authority); correct the address or the certificate authority"},
+		"another server":    {start: (*httptest.Server).Start, answer: "not found", err: "API server SERVER of --broker-server is not the broker: it has no ClusterSetConfig b/clusterset; correct the address"},
+		"it denies":         {start: (*httptest.Server).Start, answer: "forbidden", err: "API server SERVER of --broker-server is not the broker: it has no ClusterSetConfig b/clusterset; correct the address"},
+		"other credentials": {start: (*httptest.Server).Start, answer: "unauthorized", err: "API server SERVER does not accept the credentials of broker-info f; they are wrong, revoked or expired; get new ones"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, tc.start, answers[tc.answer])

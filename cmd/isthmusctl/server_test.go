@@ -26,7 +26,7 @@ import (
 
 // TestAgainstAPIServer runs testdata/server/*.txtar against a real API server, empty at the start of each:
 // the kubeconfig "admin" reaches it as an administrator, its context "nobody" without rights. The command
-// `apply FILE` writes objects as they are, as other programs would; `object APIVERSION KIND NAMESPACE NAME` prints
+// `apply FILE` writes objects unchanged, as other programs would; `object APIVERSION KIND NAMESPACE NAME` prints
 // one, or fails; `lack DEFINITION FIELD` takes a field of spec out of a definition, as an older Isthmus has it.
 func TestAgainstAPIServer(t *testing.T) {
 	apitest.Require(t)
@@ -73,7 +73,7 @@ func printObject(ts *testscript.TestScript, neg bool, args []string) {
 	err := admin(ts).Get(context.Background(), client.ObjectKey{Namespace: args[2], Name: args[3]}, o)
 	if neg {
 		if !apierrors.IsNotFound(err) {
-			ts.Fatalf("%s %s/%s is there, or cannot be read: %v", args[1], args[2], args[3], err)
+			ts.Fatalf("%s %s/%s exists, or cannot be read: %v", args[1], args[2], args[3], err)
 		}
 		return
 	}

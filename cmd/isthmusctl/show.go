@@ -16,8 +16,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// showing is what all commands below show have.
-type showing struct {
+// showOptions are the flags of all subcommands of show.
+type showOptions struct {
 	target    target
 	namespace string
 	format    string
@@ -26,12 +26,12 @@ type showing struct {
 }
 
 func showCommand() *cobra.Command {
-	s := &showing{}
+	s := &showOptions{}
 	show := &cobra.Command{
 		Use:   "show",
-		Short: "Show Services, backends, clusters, nodes, and what stands in the kernels of nodes",
-		Long: `Show what a cluster knows of the ClusterSet (services, backends, clusters), how its nodes fare (nodes), and what
-stands in their kernels (frontends, connections, hooks, drops). The latter take the right to make a token of
+		Short: "Show Services, backends, clusters, nodes, and the state of their kernels",
+		Long: `Show the ClusterSet as a cluster sees it (services, backends, clusters), the state of its nodes (nodes), and the
+state of their kernels (frontends, connections, hooks, drops). The latter need the right to create a token of
 ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 		Example: `  isthmusctl show services
   isthmusctl show backends demo
@@ -40,7 +40,7 @@ ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 			if len(args) > 0 {
 				return usage.NoArgs(cmd, args)
 			}
-			return fmt.Errorf("show what? one of services, backends, clusters, nodes, frontends, connections, hooks, drops; see %s --help", cmd.CommandPath())
+			return fmt.Errorf("show needs one of services, backends, clusters, nodes, frontends, connections, hooks, drops; see %s --help", cmd.CommandPath())
 		},
 		Args: usage.NoArgs,
 	}
@@ -50,39 +50,39 @@ ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 	f.StringVarP(&s.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace in which Isthmus is installed")
 	f.StringVarP(&s.format, "output", "o", "text", "text or json")
 	show.AddCommand(
-		s.ofNamespace("services", "Show every Service of the ClusterSet that is known here", (*collector).showServices),
-		s.ofNamespace("backends", "Show every endpoint of these Services, from all clusters", (*collector).showBackends),
-		s.command("clusters", "Show this member and the others", func(ctx context.Context, c *collector) (tables.Table, error) { return c.showClusters(ctx) }),
-		s.command("nodes", "Show how the agent of every node fares", func(ctx context.Context, c *collector) (tables.Table, error) { return c.showNodes(ctx) }),
+		s.ofNamespace("services", "Show every imported Service", (*collector).showServices),
+		s.ofNamespace("backends", "Show every endpoint of imported Services, from all clusters", (*collector).showBackends),
+		s.command("clusters", "Show this member and the other members", func(ctx context.Context, c *collector) (tables.Table, error) { return c.showClusters(ctx) }),
+		s.command("nodes", "Show the state of the agent of every node", func(ctx context.Context, c *collector) (tables.Table, error) { return c.showNodes(ctx) }),
 	)
 	for _, k := range []struct{ name, table, short string }{
-		{"frontends", "services", "Show every VIP in the kernel, and how it is balanced"},
+		{"frontends", "services", "Show every VIP in the kernel with its balancing"},
 		{"connections", "connections", "Show the connections that the packet path translates"},
-		{"hooks", "hooks", "Show where programs are attached, and how long they take"},
-		{"drops", "drops", "Show how many clients were refused, by Service and reason"},
+		{"hooks", "hooks", "Show the hooks of the programs and their run times"},
+		{"drops", "drops", "Show the numbers of refused connections, by Service and reason"},
 	} {
 		cmd := s.command(k.name, k.short, func(ctx context.Context, c *collector) (tables.Table, error) {
 			return c.showKernels(ctx, k.table, s.nodes, s.limit)
 		})
-		cmd.Flags().StringSliceVar(&s.nodes, "node", nil, "node to ask, repeatable (default: all)")
+		cmd.Flags().StringSliceVar(&s.nodes, "node", nil, "node to query, repeatable (default: all)")
 		if k.name == "connections" {
-			cmd.Flags().IntVar(&s.limit, "limit", 1000, "how many of a node at most")
+			cmd.Flags().IntVar(&s.limit, "limit", 1000, "the largest number per node")
 		}
 		show.AddCommand(cmd)
 	}
 	return show
 }
 
-// command is one that takes no arguments.
-func (s *showing) command(name, short string, read func(context.Context, *collector) (tables.Table, error)) *cobra.Command {
+// command returns a subcommand without arguments.
+func (s *showOptions) command(name, short string, read func(context.Context, *collector) (tables.Table, error)) *cobra.Command {
 	return &cobra.Command{
 		Use: name, Short: short, Example: "  isthmusctl show " + name, Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd, read) },
 	}
 }
 
-// ofNamespace is one that may be told a namespace.
-func (s *showing) ofNamespace(name, short string, read func(*collector, context.Context, string) (tables.Table, error)) *cobra.Command {
+// ofNamespace returns a subcommand with an optional namespace.
+func (s *showOptions) ofNamespace(name, short string, read func(*collector, context.Context, string) (tables.Table, error)) *cobra.Command {
 	return &cobra.Command{
 		Use: name + " [NAMESPACE]", Short: short, Example: fmt.Sprintf("  isthmusctl show %s\n  isthmusctl show %[1]s demo -o json", name),
 		Args: func(_ *cobra.Command, args []string) error {
@@ -101,7 +101,7 @@ func (s *showing) ofNamespace(name, short string, read func(*collector, context.
 	}
 }
 
-func (s *showing) run(cmd *cobra.Command, read func(context.Context, *collector) (tables.Table, error)) error {
+func (s *showOptions) run(cmd *cobra.Command, read func(context.Context, *collector) (tables.Table, error)) error {
 	if err := tables.CheckFormat(s.format); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (s *showing) run(cmd *cobra.Command, read func(context.Context, *collector)
 	return errors.Join(tables.Write(cmd.OutOrStdout(), t, s.format), err)
 }
 
-// kernels is a table of every node.
+// kernels holds a table of every node.
 type kernels struct {
 	empty tables.Table
 	nodes []kernel
@@ -130,10 +130,10 @@ type kernels struct {
 type kernel struct {
 	Node  string       `json:"node"`
 	Rows  tables.Table `json:"rows"`
-	Error string       `json:"error,omitempty"` // why there are no rows
+	Error string       `json:"error,omitempty"` // the reason for missing rows
 }
 
-// MarshalJSON makes a list of nodes.
+// MarshalJSON encodes k as a list of nodes.
 func (k kernels) MarshalJSON() ([]byte, error) { return json.Marshal(k.nodes) }
 
 // Header is part of tables.Table.
@@ -153,7 +153,7 @@ func (k kernels) Rows() [][]string {
 // Nothing is part of tables.Table.
 func (k kernels) Nothing() string { return k.empty.Nothing() }
 
-// showKernels reads a table of nodes' kernels. Nodes that do not answer are an error, beside the rows of the others.
+// showKernels reads a table of nodes' kernels. It returns an error for nodes that do not answer, with the rows of the others.
 func (c *collector) showKernels(ctx context.Context, table string, nodes []string, limit int) (tables.Table, error) {
 	pods, err := c.agentPods(ctx, nodes)
 	if err != nil {
@@ -174,11 +174,11 @@ func (c *collector) showKernels(ctx context.Context, table string, nodes []strin
 	k := kernels{empty: empty, nodes: make([]kernel, len(pods))}
 	errs := make([]error, len(pods))
 	var group errgroup.Group
-	group.SetLimit(asked)
+	group.SetLimit(maxConcurrent)
 	for i, pod := range pods {
 		k.nodes[i] = kernel{Node: pod.Spec.NodeName, Rows: empty}
 		group.Go(func() error {
-			body, err := fetch[json.RawMessage](ctx, c, pod, status.AgentPort, seeing(token, status.ShowPath+table, params))
+			body, err := fetch[json.RawMessage](ctx, c, pod, status.AgentPort, withToken(token, status.ShowPath+table, params))
 			var rows tables.Table
 			if err == nil {
 				rows, err = status.DecodeTable(table, *body)

@@ -23,7 +23,7 @@ type serviceRow struct {
 	Type     string   `json:"type"`
 	IPs      []string `json:"ips"`
 	Ports    []string `json:"ports"`    // "80/TCP"
-	Clusters []string `json:"clusters"` // that export it
+	Clusters []string `json:"clusters"` // its exporters
 	Ready    int      `json:"ready"`    // endpoints
 	All      int      `json:"endpoints"`
 	Exported bool     `json:"exported"` // from this cluster
@@ -48,7 +48,7 @@ func (s serviceRows) Rows() [][]string {
 
 func (serviceRows) Nothing() string { return "no Service is imported" }
 
-// imports reads ServiceImports of one namespace, or of all by "", and their EndpointSlices by Service.
+// imports reads the ServiceImports of one namespace, or of all for "", and their EndpointSlices by Service.
 func (c *collector) imports(ctx context.Context, namespace string) ([]mcsv1beta1.ServiceImport, map[client.ObjectKey][]discoveryv1.EndpointSlice, error) {
 	imports, found := &mcsv1beta1.ServiceImportList{}, &discoveryv1.EndpointSliceList{}
 	if err := c.client.List(ctx, imports, client.InNamespace(namespace)); err != nil {
@@ -190,16 +190,16 @@ func compareAddr(a, b string) int {
 	return x.Compare(y)
 }
 
-// clusterRow is one member as this cluster sees it.
+// clusterRow describes one member.
 type clusterRow struct {
 	Cluster  string `json:"cluster"`
-	State    string `json:"state"` // "this one", or a status.MemberState; "" when nobody leads who knows
+	State    string `json:"state"` // "this one", or a status.MemberState; "" without a leader
 	Since    string `json:"since,omitempty"`
-	Services int    `json:"services"` // imported here that it exports
+	Services int    `json:"services"` // its exports that are imported here
 	Ready    int    `json:"ready"`    // endpoints
 	All      int    `json:"endpoints"`
-	Held     int    `json:"held"` // Services that vanished at once and are kept
-	// DrainedOn are the nodes of this cluster that see its packets die.
+	Held     int    `json:"held"` // held exports, which vanished together
+	// DrainedOn are the nodes of this cluster whose packets it does not answer.
 	DrainedOn []string `json:"drainedOn"`
 }
 
@@ -219,7 +219,7 @@ func (c clusterRows) Rows() [][]string {
 	return out
 }
 
-func (clusterRows) Nothing() string { return "no cluster is known: this one is no member" }
+func (clusterRows) Nothing() string { return "no clusters: this one is not a member" }
 
 func (c *collector) showClusters(ctx context.Context) (tables.Table, error) {
 	report, err := c.collect(ctx)

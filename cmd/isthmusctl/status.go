@@ -25,11 +25,11 @@ func statusCommand() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say how Isthmus fares in a cluster",
-		Long: `Say how Isthmus fares in a cluster: its membership, the controller and its broker, the agent of every
-node, and what is exported and imported. It exits 0 when everything is ready, 1 when not or when nobody
-could be asked. With --wait it waits for that, and fails when --timeout is over. A Service in conflict is
-shown and does not make Isthmus unready.`,
+		Short: "Show the state of Isthmus in a cluster",
+		Long: `Show the state of Isthmus in a cluster: its membership, the controller and its broker, the agent of every
+node, and the exported and imported Services. The exit code is 0 if everything is ready, and 1 if not or if the
+API server does not answer. With --wait it waits until everything is ready, and fails after --timeout. A Service
+in conflict is shown, but does not make Isthmus unready.`,
 		Example: `  isthmusctl status
   isthmusctl status --wait --timeout 5m
   isthmusctl status -o json`,
@@ -72,12 +72,12 @@ shown and does not make Isthmus unready.`,
 	f.StringVarP(&namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace in which Isthmus is installed")
 	f.StringVarP(&format, "output", "o", "text", "text or json")
 	f.BoolVar(&wait, "wait", false, "wait until everything is ready")
-	f.DurationVar(&timeout, "timeout", 2*time.Minute, "how long to wait at most")
+	f.DurationVar(&timeout, "timeout", 2*time.Minute, "the longest time to wait")
 	return cmd
 }
 
-// await collects until everything is ready, and tells what it waits for whenever that changes. An error
-// comes with the last report, if there was one.
+// await collects reports until everything is ready, and prints what it waits for at each change. With an error it returns
+// the last report, if there was one.
 func (c *collector) await(ctx context.Context, progress io.Writer, limit time.Duration) (*report, error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -87,7 +87,7 @@ func (c *collector) await(ctx context.Context, progress io.Writer, limit time.Du
 		r, err := c.collect(ctx)
 		var waiting string
 		switch {
-		case ctx.Err() != nil: // what was cut off says nothing about the cluster
+		case ctx.Err() != nil: // an interrupted report proves nothing
 		case err != nil:
 			waiting = sentence(err)
 		case r.Ready:
@@ -112,20 +112,20 @@ func (c *collector) await(ctx context.Context, progress io.Writer, limit time.Du
 	}
 }
 
-// report is the state of one cluster. It is what -o json prints; the text is made of it.
+// report is the state of one cluster, as printed by -o json and, in another form, as text.
 type report struct {
 	Ready     bool          `json:"ready"`
-	Waiting   []string      `json:"waiting,omitempty"` // what is not ready, one sentence each
+	Waiting   []string      `json:"waiting,omitempty"` // reasons why it is not ready, one sentence each
 	Namespace string        `json:"namespace"`
 	Member    *memberReport `json:"member,omitempty"`
-	// Federation is that of a cluster that is of one. Without a Member it needs no broker.
+	// Federation is the cluster's federation, nil without one. With a federation and no Member it needs no broker.
 	Federation *federationReport `json:"federation,omitempty"`
 	Controller controllerReport  `json:"controller"`
 	Agents     agentsReport      `json:"agents"`
 	Services   servicesReport    `json:"services"`
 }
 
-// unready is the error of a report that is not ready, or nil.
+// unready returns the error of a report that is not ready, or nil.
 func (r *report) unready() error {
 	switch n := len(r.Waiting); n {
 	case 0:
@@ -147,13 +147,13 @@ type memberReport struct {
 type federationReport struct {
 	ClusterID  string `json:"clusterID"`
 	ClusterSet string `json:"clusterSet"`
-	Members    int    `json:"members"` // that it names; 0 in a child
+	Members    int    `json:"members"` // 0 in a child
 }
 
 type servicesReport struct {
 	Exports    int               `json:"exports"`
 	Imports    int               `json:"imports"`
-	Conditions []conditionReport `json:"conditions,omitempty"` // those that are not as they should be
+	Conditions []conditionReport `json:"conditions,omitempty"` // conditions that need attention
 }
 
 type conditionReport struct {
@@ -165,87 +165,122 @@ type conditionReport struct {
 	Message string `json:"message,omitempty"`
 }
 
-// writeText prints r as people read it.
+// textWriter writes aligned lines. Its Flush reports the errors of all of them.
+type textWriter struct{ *tabwriter.Writer }
+
+func newTextWriter(out io.Writer) textWriter {
+	return textWriter{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
+}
+
+func (w textWriter) line(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
+
+// writeText prints r for people.
 func (r *report) writeText(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	line := func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) } // Flush reports errors
-	if m := r.Member; m != nil {
-		line("cluster\t%s of ClusterSet %s, ClusterSetIPs %s", m.ClusterID, m.ClusterSetID, list(m.ClusterSetIPs))
-	} else if r.Federation == nil {
-		line("cluster\tnot a member")
-	}
-	switch f := r.Federation; {
-	case f == nil:
-	case f.Members == 0:
-		line("federation\t%s, of which %s is a child", f.ClusterSet, f.ClusterID)
-	default:
-		line("federation\t%s, of which %s is a supervisor of %d members", f.ClusterSet, f.ClusterID, f.Members)
-	}
-	line("controller\t%d of %d ready", r.Controller.Ready, r.Controller.Desired)
-	if b := r.Controller.Broker; b != nil {
-		line("broker\t%s, %s", b.Server, map[bool]string{true: "reachable", false: "not reachable"}[b.Reachable])
-	}
-	line("agents\t%d of %d ready", r.Agents.Ready, r.Agents.Desired)
-	if said := r.Agents.clusterDNS(); said != "" {
-		line("cluster DNS\t%s", said)
-	}
-	line("services\t%d exported here, %d imported", r.Services.Exports, r.Services.Imports)
-	if len(r.Controller.Members) > 0 {
-		line("\nMEMBER\tSTATE\tSINCE\tHELD")
-		for _, m := range r.Controller.Members {
-			line("%s\t%s\t%s\t%d", m.ID, m.State, since(m.Since), m.Held)
-		}
-	}
-	if len(r.Agents.Nodes) > 0 {
-		line("\nNODE\tREADY\tHOOKS\tFRONTENDS\tBACKENDS\tDNS\tVERSION")
-		for _, n := range r.Agents.Nodes {
-			if n.Status == nil {
-				line("%s\tno\t-\t-\t-\t-\t-", n.Node)
-				continue
-			}
-			s := n.Status
-			attached := 0
-			for _, h := range s.Dataplane.Hooks {
-				if h.Attached {
-					attached++
-				}
-			}
-			line("%s\t%s\t%d/%d\t%d\t%d\t%s\t%s", n.Node, map[bool]string{true: "yes", false: "no"}[s.Ready],
-				attached, len(s.Dataplane.Hooks), s.Dataplane.Frontends, s.Dataplane.Backends, list(s.DNS.Listening), s.Version)
-		}
-	}
-	if missing := r.Agents.missing(); len(missing) > 0 {
-		line("\nOptional, and missing:")
-		for _, m := range missing {
-			line("  %s", m)
-		}
-	}
-	if len(r.Services.Conditions) > 0 {
-		line("\nKIND\tNAME\tCONDITION\tREASON\tMESSAGE")
-		for _, c := range r.Services.Conditions {
-			line("%s\t%s\t%s=%s\t%s\t%s", c.Kind, c.Name, c.Type, c.Status, c.Reason, strings.ReplaceAll(c.Message, "\n", " "))
-		}
-	}
-	for _, d := range r.Agents.drained() {
-		line("\ndrained: packets to member %s die on %s; new clients there are given to others", d.member, d.nodes)
-	}
-	for _, m := range r.Controller.Members {
-		if m.Held > 0 {
-			line("\nheld: %d of member %s vanished at once and are kept; if that was meant, isthmusctl release-hold %s", m.Held, m.ID, m.ID)
-		}
-	}
+	w := newTextWriter(out)
+	r.writeCluster(w)
+	r.writeMembers(w)
+	r.Agents.writeNodes(w)
+	r.writeConditions(w)
+	r.writeHolds(w)
 	if len(r.Waiting) > 0 {
-		line("\nNot ready:")
+		w.line("\nNot ready:")
 		for _, s := range r.Waiting {
-			line("  %s", s)
+			w.line("  %s", s)
 		}
 	} else {
-		line("\nready")
+		w.line("\nready")
 	}
 	return w.Flush()
 }
 
-// since is a time as people read it, "-" for none.
+// writeCluster prints the summary of the cluster, one line per component.
+func (r *report) writeCluster(w textWriter) {
+	if m := r.Member; m != nil {
+		w.line("cluster\t%s of ClusterSet %s, ClusterSetIPs %s", m.ClusterID, m.ClusterSetID, list(m.ClusterSetIPs))
+	} else if r.Federation == nil {
+		w.line("cluster\tnot a member")
+	}
+	switch f := r.Federation; {
+	case f == nil:
+	case f.Members == 0:
+		w.line("federation\t%s, %s is a child", f.ClusterSet, f.ClusterID)
+	default:
+		w.line("federation\t%s, %s is a supervisor of %d members", f.ClusterSet, f.ClusterID, f.Members)
+	}
+	w.line("controller\t%d of %d ready", r.Controller.Ready, r.Controller.Desired)
+	if b := r.Controller.Broker; b != nil {
+		w.line("broker\t%s, %s", b.Server, map[bool]string{true: "reachable", false: "not reachable"}[b.Reachable])
+	}
+	w.line("agents\t%d of %d ready", r.Agents.Ready, r.Agents.Desired)
+	if dns := r.Agents.clusterDNS(); dns != "" {
+		w.line("cluster DNS\t%s", dns)
+	}
+	w.line("services\t%d exported here, %d imported", r.Services.Exports, r.Services.Imports)
+}
+
+// writeMembers prints the table of the other members.
+func (r *report) writeMembers(w textWriter) {
+	if len(r.Controller.Members) == 0 {
+		return
+	}
+	w.line("\nMEMBER\tSTATE\tSINCE\tHELD")
+	for _, m := range r.Controller.Members {
+		w.line("%s\t%s\t%s\t%d", m.ID, m.State, since(m.Since), m.Held)
+	}
+}
+
+// writeNodes prints the table of nodes, and the optional capabilities that they lack.
+func (a agentsReport) writeNodes(w textWriter) {
+	if len(a.Nodes) > 0 {
+		w.line("\nNODE\tREADY\tHOOKS\tFRONTENDS\tBACKENDS\tDNS\tVERSION")
+	}
+	for _, n := range a.Nodes {
+		if n.Status == nil {
+			w.line("%s\tno\t-\t-\t-\t-\t-", n.Node)
+			continue
+		}
+		s := n.Status
+		attached := 0
+		for _, h := range s.Dataplane.Hooks {
+			if h.Attached {
+				attached++
+			}
+		}
+		w.line("%s\t%s\t%d/%d\t%d\t%d\t%s\t%s", n.Node, yesNo(s.Ready),
+			attached, len(s.Dataplane.Hooks), s.Dataplane.Frontends, s.Dataplane.Backends, list(s.DNS.Listening), s.Version)
+	}
+	if missing := a.missing(); len(missing) > 0 {
+		w.line("\nMissing optional capabilities:")
+		for _, m := range missing {
+			w.line("  %s", m)
+		}
+	}
+}
+
+// writeConditions prints the table of conditions that need attention.
+func (r *report) writeConditions(w textWriter) {
+	if len(r.Services.Conditions) == 0 {
+		return
+	}
+	w.line("\nKIND\tNAME\tCONDITION\tREASON\tMESSAGE")
+	for _, c := range r.Services.Conditions {
+		w.line("%s\t%s\t%s=%s\t%s\t%s", c.Kind, c.Name, c.Type, c.Status, c.Reason, strings.ReplaceAll(c.Message, "\n", " "))
+	}
+}
+
+// writeHolds prints the drained members and the held exports.
+func (r *report) writeHolds(w textWriter) {
+	for _, d := range r.Agents.drained() {
+		w.line("\ndrained: member %s does not answer packets from %s; new connections there go to other clusters", d.member, d.nodes)
+	}
+	for _, m := range r.Controller.Members {
+		if m.Held > 0 {
+			w.line("\nheld: %d exports of member %s vanished together and stay imported; if this is intended, run isthmusctl release-hold %s", m.Held, m.ID, m.ID)
+		}
+	}
+}
+
+// since formats a time; "-" for the zero time.
 func since(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -253,7 +288,7 @@ func since(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// drained says on which nodes the packets of which members die, sorted by member.
+// drained returns the drained members with their nodes, sorted by member.
 func (a agentsReport) drained() (all []drainedMember) {
 	on := map[string][]string{}
 	for _, n := range a.Nodes {
@@ -269,7 +304,7 @@ func (a agentsReport) drained() (all []drainedMember) {
 	return all
 }
 
-// nodesText names some nodes in a sentence.
+// nodesText names a few nodes for a sentence.
 func nodesText(nodes []string) string {
 	const few = 3
 	text := map[bool]string{true: "node ", false: "nodes "}[len(nodes) == 1] + strings.Join(nodes[:min(len(nodes), few)], ", ")
@@ -279,7 +314,7 @@ func nodesText(nodes []string) string {
 	return text
 }
 
-// clusterDNS says on which nodes the cluster's DNS answers for clusterset.local, "" when no node knows.
+// clusterDNS describes whether the cluster's DNS answers for clusterset.local; "" if no node knows.
 func (a agentsReport) clusterDNS() string {
 	var answers int
 	var silent []string
@@ -303,10 +338,10 @@ func (a agentsReport) clusterDNS() string {
 	return ""
 }
 
-// drainedMember is a member and, in words, where it is drained.
+// drainedMember is a member and a phrase that names its nodes.
 type drainedMember struct{ member, nodes string }
 
-// missing lists the optional abilities that nodes lack, each once with its nodes.
+// missing returns the optional capabilities that nodes lack, each with its nodes.
 func (a agentsReport) missing() []string {
 	nodes := map[string][]string{}
 	for _, n := range a.Nodes {

@@ -33,7 +33,7 @@ import (
 
 const ns = "isthmus-system"
 
-// cluster is a world for a collector: objects, and what pods answer on /status, and elsewhere to whoever has a token.
+// cluster is a fake cluster for a collector: objects, and the answers of pods on /status and, with a token, on other paths.
 type cluster struct {
 	objects []client.Object
 	answers map[string]any // by pod:port, or pod:port/path
@@ -84,7 +84,7 @@ func pod(name, node, app string, phase corev1.PodPhase, port int32) *corev1.Pod 
 	}
 }
 
-// healthy is a member on two nodes with nothing to complain about.
+// healthy is a member on two nodes without faults.
 func healthy() cluster {
 	one := int32(1)
 	selector := func(app string) *metav1.LabelSelector {
@@ -169,7 +169,7 @@ NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
 n1    no     2/2    2          5         169.254.20.53:53  v1
 n2    no     -      -          -         -                 -
 
-Optional, and missing:
+Missing optional capabilities:
   DNS over IPv6: IPv6 is switched off on this node (n1)
 
 KIND           NAME        CONDITION      REASON        MESSAGE
@@ -205,7 +205,7 @@ n2    yes    2/2    2          5         169.254.20.53:53  v1
 ready
 `,
 		},
-		"members fare differently": {
+		"members in different states": {
 			change: func(c *cluster) {
 				s := c.answers["c-1:9471"].(status.Controller)
 				since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -236,11 +236,11 @@ NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
 n1    yes    2/2    2          5         169.254.20.53:53  v1
 n2    yes    2/2    2          5         169.254.20.53:53  v1
 
-drained: packets to member c.eu die on node n1; new clients there are given to others
+drained: member c.eu does not answer packets from node n1; new connections there go to other clusters
 
-drained: packets to member d die on nodes n1, n2; new clients there are given to others
+drained: member d does not answer packets from nodes n1, n2; new connections there go to other clusters
 
-held: 12 of member c.eu vanished at once and are kept; if that was meant, isthmusctl release-hold c.eu
+held: 12 exports of member c.eu vanished together and stay imported; if this is intended, run isthmusctl release-hold c.eu
 
 ready
 `,
@@ -252,7 +252,7 @@ agents      0 of 0 ready
 services    0 exported here, 0 imported
 
 Not ready:
-  membership: namespace isthmus-system holds 0 Members, want 1; run isthmusctl join
+  membership: namespace isthmus-system has 0 Members, want 1; run isthmusctl join
   controller: Deployment isthmus-system/isthmus-controller does not exist; install Isthmus, see helm install
   agents: DaemonSet isthmus-system/isthmus-agent does not exist; install Isthmus, see helm install
 `},
@@ -296,7 +296,7 @@ services    1 exported here, 1 imported
 
 Not ready:
   controller: Deployment isthmus-system/isthmus-controller is scaled to 0; scale it up
-  agents: DaemonSet isthmus-system/isthmus-agent suits no node; look at its nodeSelector, affinity and tolerations
+  agents: DaemonSet isthmus-system/isthmus-agent matches no node; check its nodeSelector, affinity and tolerations
 `,
 		},
 		"the cluster has left": {
@@ -323,7 +323,7 @@ n1    yes    2/2    2          5         169.254.20.53:53  v1
 n2    yes    2/2    2          5         169.254.20.53:53  v1
 
 Not ready:
-  membership: namespace isthmus-system holds 0 Members, want 1; run isthmusctl join
+  membership: namespace isthmus-system has 0 Members, want 1; run isthmusctl join
   controller: Deployment isthmus-system/isthmus-controller was stopped when the cluster left; isthmusctl join starts it again
 `,
 		},
@@ -334,7 +334,7 @@ Not ready:
 					&federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "id.k8s.io"}, Spec: federationv1alpha1.ClusterClaimSpec{Name: "id.k8s.io", Value: "c"}})
 				c.answers["c-1:9471"] = status.Controller{Version: "v1", Ready: true, Federation: &status.Federation{}}
 			}, want: `
-federation  prod, of which c is a child
+federation  prod, c is a child
 controller  1 of 1 ready
 agents      2 of 2 ready
 services    1 exported here, 1 imported
@@ -365,7 +365,7 @@ n2    yes    2/2    2          5         169.254.20.53:53  v1
 ready
 `,
 		},
-		"nobody looked at the agents yet": {
+		"the DaemonSet is not processed yet": {
 			change: func(c *cluster) {
 				c.objects = slices.DeleteFunc(c.objects, func(o client.Object) bool { return strings.HasPrefix(o.GetName(), "a-") })
 				c.objects = append(c.objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
@@ -382,7 +382,7 @@ agents      0 of 0 ready
 services    1 exported here, 1 imported
 
 Not ready:
-  agents: nobody has looked at DaemonSet isthmus-system/isthmus-agent yet; is the cluster's controller manager running?
+  agents: DaemonSet isthmus-system/isthmus-agent has not been processed yet; check that the cluster's controller manager runs
 `,
 		},
 		"an image that cannot be pulled": {
@@ -435,12 +435,12 @@ Not ready:
 	}
 }
 
-// TestStatusWaits: it tells what it waits for when that changes and not otherwise, ends when all is
-// ready, and names what is not when time is up.
+// The command prints what it waits for at each change, ends when everything is ready, and names what is not ready after
+// the timeout.
 func TestStatusWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		world := healthy()
-		c := world.collector(t)
+		testbed := healthy()
+		c := testbed.collector(t)
 		answers := &lockedAnswers{c: c.pods.(*restfake.RESTClient).Client.Transport}
 		c.pods.(*restfake.RESTClient).Client.Transport = answers
 		answers.down(true)

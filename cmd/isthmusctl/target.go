@@ -27,16 +27,16 @@ import (
 // defaultTimeout bounds every request to an API server.
 const defaultTimeout = 10 * time.Second
 
-// target is the cluster a command works on.
+// target identifies the cluster of a command.
 type target struct {
 	kubeconfig string
 	context    string
 	timeout    time.Duration // of each request
-	one        bool          // it is one of several, told apart by their contexts
+	one        bool          // it is one of several clusters with different contexts
 }
 
 func (t *target) bind(f *pflag.FlagSet) {
-	f.StringVar(&t.kubeconfig, "kubeconfig", "", "path of the cluster's kubeconfig (default: as kubectl finds it)")
+	f.StringVar(&t.kubeconfig, "kubeconfig", "", "path of the cluster's kubeconfig (default: that of kubectl)")
 	f.StringVar(&t.context, "context", "", "context of the kubeconfig (default: the current one)")
 	t.timeout = defaultTimeout
 }
@@ -70,10 +70,10 @@ func (t *target) connect() (client.Client, error) {
 }
 
 func (t *target) bindTimeout(f *pflag.FlagSet) {
-	f.DurationVar(&t.timeout, "timeout", defaultTimeout, "how long to wait for an answer of an API server")
+	f.DurationVar(&t.timeout, "timeout", defaultTimeout, "timeout of a request to an API server")
 }
 
-// source is where the access comes from, as an operator would say it.
+// source describes the origin of the kubeconfig for messages.
 func (t *target) source() string {
 	if t.one {
 		all := *t
@@ -89,12 +89,12 @@ func (t *target) source() string {
 	return "kubeconfig " + clientcmd.RecommendedHomeFile
 }
 
-// config reads the kubeconfig and returns how to reach the cluster, and the namespace its context names.
+// config reads the kubeconfig and returns the client config of the cluster, and the namespace of its context.
 func (t *target) config() (cfg *rest.Config, namespace string, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = t.kubeconfig
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: t.context})
-	if raw, err := loader.RawConfig(); err == nil { // else ClientConfig says the same again
+	if raw, err := loader.RawConfig(); err == nil { // ClientConfig returns the same error
 		if err := t.checkContext(raw); err != nil {
 			return nil, "", err
 		}
@@ -102,9 +102,9 @@ func (t *target) config() (cfg *rest.Config, namespace string, err error) {
 	cfg, err = loader.ClientConfig()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, "", fmt.Errorf("%s does not exist; give --kubeconfig the path of one", t.source())
+		return nil, "", fmt.Errorf("%s does not exist; give the path of one with --kubeconfig", t.source())
 	case clientcmd.IsEmptyConfig(err):
-		return nil, "", fmt.Errorf("%s names no cluster; give --kubeconfig the path of one that does", t.source())
+		return nil, "", fmt.Errorf("%s names no cluster; give the path of another one with --kubeconfig", t.source())
 	case err != nil:
 		return nil, "", fmt.Errorf("%s cannot be used: %w", t.source(), err)
 	}
@@ -112,11 +112,11 @@ func (t *target) config() (cfg *rest.Config, namespace string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("%s cannot be used: %w", t.source(), err)
 	}
-	prepare(cfg, origin{address: t.source(), credentials: t.source(), fix: "use an administrator's"}, t.timeout)
+	prepare(cfg, origin{address: t.source(), credentials: t.source(), fix: "use those of an administrator"}, t.timeout)
 	return cfg, namespace, nil
 }
 
-// checkContext refuses a context that does not exist where others do.
+// checkContext refuses a context that does not exist although others do.
 func (t *target) checkContext(raw clientcmdapi.Config) error {
 	name := cmp.Or(t.context, raw.CurrentContext)
 	if len(raw.Contexts) == 0 || name == "" || raw.Contexts[name] != nil {
@@ -126,25 +126,25 @@ func (t *target) checkContext(raw clientcmdapi.Config) error {
 	if t.context != "" {
 		return fmt.Errorf("%s has no context %q; it has %s", t.source(), name, others)
 	}
-	return fmt.Errorf("%s has no context %q, which it names as the current one; choose one of %s by --context", t.source(), name, others)
+	return fmt.Errorf("%s has no context %q, which it names as the current one; choose one of %s with --context", t.source(), name, others)
 }
 
-// checkURL reports why the text of a flag is not where an API server can be; "" is fine.
+// checkURL returns the reason why the text of a flag is not the URL of an API server, or nil; "" is valid.
 func checkURL(flag, text string) error {
 	u, err := url.Parse(text)
 	if text == "" || err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.RawQuery == "" && u.Fragment == "" {
 		return nil
 	}
-	return fmt.Errorf("--%s: %q is no URL of an API server, such as https://broker.example.org:6443", flag, text)
+	return fmt.Errorf("--%s: %q is not the URL of an API server, such as https://broker.example.org:6443", flag, text)
 }
 
-// prepare makes requests by cfg bounded, and their failures readable.
+// prepare bounds requests through cfg and explains their failures.
 func prepare(cfg *rest.Config, from origin, timeout time.Duration) {
-	cfg.Timeout = timeout + time.Second // the one that is named comes first, because it says what it means
+	cfg.Timeout = timeout + time.Second // named's timeout fires first, because its error is better
 	cfg.UserAgent = "isthmusctl/" + version.String()
 	cfg.QPS, cfg.Burst = 50, 100
 	cfg.WarningHandler = rest.NoWarnings{}
-	cfg.ContentType = runtime.ContentTypeJSON // so that refusals can be read on the way
+	cfg.ContentType = runtime.ContentTypeJSON // so that named can read refusals
 	cfg.AcceptContentTypes = runtime.ContentTypeJSON
 	cfg.Wrap(named(cfg.Host, from, timeout))
 }

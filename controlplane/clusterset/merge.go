@@ -64,7 +64,7 @@ func (c Conflict) Message() string {
 	for i, l := range c.Losers {
 		losers[i] = string(l)
 	}
-	return fmt.Sprintf("%s differs in %d of %d clusters (%s); %s",
+	return fmt.Sprintf("field %s differs in %d of %d clusters (%s); %s",
 		c.Field, len(c.Losers), c.Clusters, strings.Join(losers, ", "), c.Rule)
 }
 

@@ -50,19 +50,19 @@ func TestMergeConflicts(t *testing.T) {
 		},
 		"an additional port": {
 			exports: []Export{export("a"), export("b", func(e *Export) { e.Ports = append(e.Ports, Port{Name: "x", Protocol: SCTP, Port: 142}) })},
-			want:    []string{"ports differs in 1 of 2 clusters (b); the union is exposed, and the ports of cluster a win where they collide"},
+			want:    []string{"field ports differs in 1 of 2 clusters (b); the union is exposed, and the ports of cluster a win where they collide"},
 		},
 		"type": {
 			exports: []Export{export("a"), export("b", func(e *Export) { e.Type = Headless })},
-			want:    []string{"type differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used"},
+			want:    []string{"field type differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used"},
 		},
 		"session affinity is not also its config": {
 			exports: []Export{export("a"), export("b", affinity(time.Hour))},
-			want:    []string{"sessionAffinity differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used"},
+			want:    []string{"field sessionAffinity differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used"},
 		},
 		"session affinity config": {
 			exports: []Export{export("a", affinity(time.Minute)), export("b", affinity(time.Hour))},
-			want:    []string{"sessionAffinityConfig differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used"},
+			want:    []string{"field sessionAffinityConfig differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used"},
 		},
 		"policies": {
 			exports: []Export{
@@ -71,8 +71,8 @@ func TestMergeConflicts(t *testing.T) {
 				export("c", func(e *Export) { e.InternalTrafficPolicy = "Local" }),
 			},
 			want: []string{
-				"internalTrafficPolicy differs in 1 of 3 clusters (b); the oldest export, of cluster a, is used",
-				"trafficDistribution differs in 1 of 3 clusters (b); the oldest export, of cluster a, is used",
+				"field internalTrafficPolicy differs in 1 of 3 clusters (b); the oldest export, of cluster a, is used",
+				"field trafficDistribution differs in 1 of 3 clusters (b); the oldest export, of cluster a, is used",
 			},
 		},
 		"families, whatever their order": {
@@ -81,7 +81,7 @@ func TestMergeConflicts(t *testing.T) {
 				export("b", func(e *Export) { e.Families = []Family{IPv6, IPv4} }),
 				export("c"),
 			},
-			want: []string{"ipFamilies differs in 1 of 3 clusters (c); the oldest export, of cluster a, is used"},
+			want: []string{"field ipFamilies differs in 1 of 3 clusters (c); the oldest export, of cluster a, is used"},
 		},
 		"labels and annotations": {
 			exports: []Export{
@@ -89,8 +89,8 @@ func TestMergeConflicts(t *testing.T) {
 				export("b", func(e *Export) { e.Annotations = map[string]string{"x": "1"} }),
 			},
 			want: []string{
-				"exportedLabels differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used",
-				"exportedAnnotations differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used",
+				"field exportedLabels differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used",
+				"field exportedAnnotations differs in 1 of 2 clusters (b); the oldest export, of cluster a, is used",
 			},
 		},
 	} {

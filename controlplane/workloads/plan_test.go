@@ -107,7 +107,7 @@ func TestOlderMachineTakesPrecedence(t *testing.T) {
 	}
 }
 
-// Whatever the order of the machines, the slices are the same and have every address once.
+// The slices are the same for any order of the machines, and have every address once.
 func TestBuildIgnoresOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var machines []machine

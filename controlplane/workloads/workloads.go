@@ -1,10 +1,10 @@
 // Package workloads maintains Services of machines outside of the cluster: of cloud servers, whose metadata or tags ask for
 // it, and of machines that an ExternalWorkload describes.
 //
-// For example, a server with the metadata federation.isthmus.dev:machine=web becomes an endpoint of the Service web. The Service has
-// no selector; it is created with its first machine and deleted with the last. It carries [v1alpha1.MarkVirtualMachines], and
-// with the usual annotations it is a member of a federated Service. A machine that does not run is an endpoint that is not
-// ready.
+// For example, a server with the metadata federation.isthmus.dev:machine=web becomes an endpoint of the Service web. The
+// Service has no selector; it is created with its first machine and deleted with the last. It carries
+// [v1alpha1.MarkVirtualMachines], and with the usual annotations it is a member of a federated Service. A machine that does
+// not run is an endpoint that is not ready.
 //
 // The package fails static. The last answer of a silent cloud stays in effect, and after a restart the existing endpoints of
 // a cloud stay until it answers. A user's Service is never changed; an event reports that its name is wanted.

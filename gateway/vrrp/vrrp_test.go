@@ -48,8 +48,8 @@ var (
 // lab is two gateways in one virtual router; gateway 0 has the higher priority.
 type lab struct {
 	*edge.Lab
-	parts [2]*subprocess.Process
-	dirs  [2]string
+	announcers [2]*subprocess.Process
+	dirs       [2]string
 }
 
 func newLab(t *testing.T) *lab {
@@ -61,7 +61,7 @@ func newLab(t *testing.T) *lab {
 	}
 	t.Cleanup(func() { _ = e.Close() })
 	l := &lab{Lab: e}
-	for i := range l.parts {
+	for i := range l.announcers {
 		l.dirs[i] = t.TempDir()
 		for _, a := range []netip.Addr{vip, vip6, later} {
 			stop, err := e.Echo(i, a)
@@ -86,16 +86,16 @@ func (l *lab) begin(t *testing.T, gateway int, vips ...netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.parts[gateway], err = subprocess.Start(t.Context(), l.Gateways[gateway], self, l.dirs[gateway], os.Stderr); err != nil {
+	if l.announcers[gateway], err = subprocess.Start(t.Context(), l.Gateways[gateway], self, l.dirs[gateway], os.Stderr); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(l.parts[gateway].Kill)
+	t.Cleanup(l.announcers[gateway].Kill)
 	l.apply(t, gateway, state(gateway, vips...))
 }
 
 func (l *lab) apply(t *testing.T, gateway int, s *desired.State) {
 	t.Helper()
-	if err := l.parts[gateway].Apply(s); err != nil {
+	if err := l.announcers[gateway].Apply(s); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -139,7 +139,7 @@ func (l *lab) awaitHolder(t *testing.T, gateway int, vips ...netip.Addr) {
 	t.Helper()
 	eventually(t, func() string {
 		for _, a := range vips {
-			for i := range l.parts {
+			for i := range l.announcers {
 				has, err := l.Has(i, a)
 				if err != nil {
 					t.Fatal(err)
@@ -197,11 +197,11 @@ func TestTakeover(t *testing.T) {
 	r := p.Stop()
 	t.Logf("the backup answered %s after the cut; %s", r.From(1, cut).Sub(cut), r)
 	p6.Stop()
-	announced, drift, err := l.parts[0].Status()
+	announced, drift, err := l.announcers[0].Status()
 	if err != nil || len(drift) > 0 || !reflect.DeepEqual(announced, []netip.Addr{vip, vip6}) {
 		t.Errorf("the master announces %v, drift %v, %v", announced, drift, err)
 	}
-	if announced, drift, err = l.parts[1].Status(); err != nil || len(drift) > 0 || len(announced) > 0 {
+	if announced, drift, err = l.announcers[1].Status(); err != nil || len(drift) > 0 || len(announced) > 0 {
 		t.Errorf("the backup announces %v, drift %v, %v", announced, drift, err)
 	}
 }
@@ -233,9 +233,9 @@ func TestReloadLosesNothing(t *testing.T) {
 			t.Errorf("gateway 0 has %s: %t, %v", a, has, err)
 		}
 	}
-	l.parts[0].Kill()
+	l.announcers[0].Kill()
 	l.begin(t, 0, vip) // takes over the first one's keepalived
-	if err := l.parts[0].Close(false); err != nil {
+	if err := l.announcers[0].Close(false); err != nil {
 		t.Fatal(err)
 	}
 	l.awaitHolder(t, 0, vip)
@@ -261,7 +261,7 @@ func TestKilledKeepalivedLeavesNoVIP(t *testing.T) {
 	})
 	l.awaitHolder(t, 0, vip, vip6) // preferred
 
-	l.parts[0].Kill() // without a watch
+	l.announcers[0].Kill() // without a watch
 	l.killKeepalived(t, 0)
 	l.begin(t, 0) // without VIPs
 	for _, a := range []netip.Addr{vip, vip6} {
@@ -301,7 +301,7 @@ func (l *lab) killKeepalived(t *testing.T, gateway int) (parent int) {
 func (l *lab) handsOver(t *testing.T, vips ...netip.Addr) {
 	t.Helper()
 	l.awaitHolder(t, 0, vips...)
-	if err := l.parts[0].Close(true); err != nil {
+	if err := l.announcers[0].Close(true); err != nil {
 		t.Fatal(err)
 	}
 	l.awaitHolder(t, 1, vips...)
@@ -368,7 +368,7 @@ func TestWithdrawalLosesNothing(t *testing.T) {
 		l.awaitHolder(t, 0, vip, vip6)
 		answers(0)
 	}
-	if err := l.parts[0].Close(true); err != nil {
+	if err := l.announcers[0].Close(true); err != nil {
 		t.Fatal(err)
 	}
 	answers(1)
@@ -380,7 +380,7 @@ func TestWithdrawalLosesNothing(t *testing.T) {
 	if err := l.Cut(0); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.parts[1].Close(true); err != nil {
+	if err := l.announcers[1].Close(true); err != nil {
 		t.Fatal(err)
 	}
 	for _, a := range []netip.Addr{vip, vip6} {
@@ -403,24 +403,24 @@ func TestRefusals(t *testing.T) {
 	} {
 		s := state(0, vip, vip6)
 		spoil(s.VRRP)
-		err := l.parts[0].Apply(s)
+		err := l.announcers[0].Apply(s)
 		var faults desired.Faults
 		if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Field != field || faults[0].Component != desired.ComponentVRRP {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 	l.awaitHolder(t, 0, vip)
-	if _, drift, err := l.parts[0].Status(); err != nil || len(drift) > 0 {
+	if _, drift, err := l.announcers[0].Status(); err != nil || len(drift) > 0 {
 		t.Errorf("drift %v, %v", drift, err)
 	}
 	if err := os.WriteFile(filepath.Join(l.dirs[0], "keepalived.conf"), []byte("# mine\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, drift, err := l.parts[0].Status(); err != nil || len(drift) != 1 || !strings.Contains(drift[0].Message, "was changed") {
+	if _, drift, err := l.announcers[0].Status(); err != nil || len(drift) != 1 || !strings.Contains(drift[0].Message, "was changed") {
 		t.Errorf("drift %v, %v", drift, err)
 	}
 	l.apply(t, 0, state(0, vip))
-	if _, drift, err := l.parts[0].Status(); err != nil || len(drift) > 0 {
+	if _, drift, err := l.announcers[0].Status(); err != nil || len(drift) > 0 {
 		t.Errorf("drift %v, %v", drift, err)
 	}
 }

@@ -38,7 +38,7 @@ type Server struct {
 // Run starts servers, runs the tests of the package, stops the servers and returns the exit code for TestMain. Without the
 // programs it starts no server, and tests that need one skip (see [Require]).
 func Run(m *testing.M, servers ...*Server) int {
-	if os.Getenv(assets) == "" {
+	if !available() {
 		return m.Run()
 	}
 	var group errgroup.Group
@@ -135,11 +135,14 @@ func (s *Server) Config(t testing.TB) *rest.Config {
 	return s.server.As(apiserver.Admin)
 }
 
+// available reports whether tests may start API servers.
+func available() bool { return os.Getenv(assets) != "" && !netlab.UnitOnly() }
+
 // Require skips a test, or fails it when REQUIRE_PRIVILEGED=1, without the programs of an API server.
 func Require(t testing.TB) {
 	t.Helper()
-	if os.Getenv(assets) == "" {
-		netlab.Skip(t, assets+" does not name a folder with kube-apiserver and etcd; make test builds them")
+	if !available() {
+		netlab.Skip(t, "needs an API server: "+assets+" does not name a folder with kube-apiserver and etcd; make test builds them")
 	}
 }
 

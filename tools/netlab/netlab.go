@@ -14,20 +14,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Privileged skips a test without root. With REQUIRE_PRIVILEGED=1 in the environment it fails the test instead, so that a
-// complete run cannot pass by skipping.
+// unit is the environment variable that limits a run to the tests that need neither privileges nor an API server.
+const unit = "ISTHMUS_UNIT"
+
+// UnitOnly reports whether only tests run that need neither privileges nor an API server, as by make unit. Root has no
+// privileges then.
+func UnitOnly() bool { return os.Getenv(unit) == "1" }
+
+// IsRoot reports whether tests may use the privileges of root.
+func IsRoot() bool { return os.Geteuid() == 0 && !UnitOnly() }
+
+// Privileged skips a test that needs root, as Skip does.
 func Privileged(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
+	if !IsRoot() {
+		Skip(t, "needs root")
 	}
-	Skip(t, "needs root")
 }
 
-// Skip skips a test whose requirements are missing, or fails it with REQUIRE_PRIVILEGED=1.
+// Skip skips a test that lacks something. With REQUIRE_PRIVILEGED=1 in the environment it fails the test instead, so that a
+// run which must be complete cannot pass by skipping; not in a run of unit tests only.
 func Skip(t testing.TB, why string) {
 	t.Helper()
-	if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+	if os.Getenv("REQUIRE_PRIVILEGED") == "1" && !UnitOnly() {
 		t.Fatalf("%s, and REQUIRE_PRIVILEGED=1 forbids to skip", why)
 	}
 	t.Skip(why)

@@ -22,7 +22,7 @@ const inside = "ISTHMUS_NETLAB_INSIDE"
 // a machine somewhere. A TestMain ends with os.Exit(netlab.Main(m)), m being a *testing.M or what runs one. Without
 // root the tests run where they are; those that need more call Privileged.
 func Main(m interface{ Run() int }) int {
-	if os.Geteuid() != 0 {
+	if !IsRoot() {
 		return m.Run()
 	}
 	if os.Getenv(inside) == "1" {

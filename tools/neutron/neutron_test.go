@@ -55,7 +55,7 @@ func (m withServers) Run() int {
 
 // routed gives the tests' network a default route, which leads nowhere: an API server does not start without one.
 func routed() error {
-	if os.Geteuid() != 0 {
+	if !netlab.IsRoot() {
 		return nil
 	}
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nowhere"}, PeerName: "nobody"}

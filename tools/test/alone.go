@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// haveMachine waits until no other run of this program on the machine has it for itself: labs have names, and
-// two runs would take each other's down. The result gives the machine back, as does the end of the process.
+// haveMachine waits until no other run of this program uses the machine's labs: labs have names, and two runs would take down
+// each other's. release gives the machine back, as does the end of the process.
 func haveMachine(ctx context.Context, lock string) (release func() error, err error) {
 	f, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -21,7 +21,7 @@ func haveMachine(ctx context.Context, lock string) (release func() error, err er
 	defer tick.Stop()
 	for told := false; unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; told = true {
 		if !told {
-			step("wait for another run of the tests, which has the machine for itself")
+			step("wait for another run of the tests, which uses the labs")
 		}
 		select {
 		case <-ctx.Done():
@@ -33,5 +33,5 @@ func haveMachine(ctx context.Context, lock string) (release func() error, err er
 	return f.Close, nil
 }
 
-// machineLock is the file whose lock stands for the machine.
+// machineLock is the lock file of the machine.
 func machineLock() string { return filepath.Join(os.TempDir(), "isthmus-tests.lock") }

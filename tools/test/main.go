@@ -1,12 +1,14 @@
-// Test runs every test of the repository. It installs and builds what they need first, runs the packages that bring up
-// labs (real clusters) after all others, says what took longest, and ends with a line that counts what ran:
+// Test runs every test of the repository. It first installs and builds the programs that tests need. Packages that bring up
+// labs (real clusters) run after most others. The report ends with the slowest packages and tests and a line of counts:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
+//	go run ./tools/test -unit                # tests that need neither privileges nor an API server
 //	go run ./tools/test ./dns/... ./agent    # some packages
 //	go run ./tools/test -soak 5              # five rounds of everything, with the race detector
 //
-// It exits 1 when a test failed, when none ran, and, with REQUIRE_PRIVILEGED=1, when one was skipped. Root
-// has that by default: set REQUIRE_PRIVILEGED=0 to let tests skip.
+// It exits 1 when a test failed, when none ran, and, with REQUIRE_PRIVILEGED=1, when one was skipped. That is the default for
+// root: set REQUIRE_PRIVILEGED=0 to allow skips. A unit run installs nothing, skips all other tests also for root, and takes
+// results of unchanged packages from Go's cache.
 package main
 
 import (
@@ -15,7 +17,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -28,6 +29,8 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/tools/test/report"
@@ -43,39 +46,51 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// heavy are the packages whose tests bring up labs. They go after all others: what they promise of a cluster is for a
-// machine that has the time, and its inotify instances (fs.inotify.max_user_instances) do for labs or for the API
-// servers of other tests.
-var heavy = []string{module + "tools/lab/cluster", module + "e2e"}
+// labs are the packages whose tests bring up labs. They run in the second phase: a lab on a busy machine is slow, and the
+// inotify instances of a machine (fs.inotify.max_user_instances) suffice for labs or for the API servers of all other tests.
+var labs = []string{module + "tools/lab/cluster", module + "e2e"}
 
-// long are the packages that begin first, the longest one first, so that nothing waits for them alone in the end.
+// waiting are packages whose tests take long and use little CPU time: they wait for Leases to expire. They run beside labs.
+var waiting = []string{module + "controlplane/federation", module + "controlplane/broker"}
+
+// long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
+// long package alone.
 var long = []string{
-	module + "controlplane/broker", module + "controlplane/federation", module + "controlplane/broker/membership", module + "tools/kernels", module + "cmd/isthmusctl",
-	module + "tools/bench/controlplane", module + "tools/scale/world", module + "tools/bench/dataplane", module + "e2e/neighbours",
-	module + "controlplane/api/access", module + "controlplane/broker/internal/liveness", module + "gateway/controller",
+	module + "tools/bench/dataplane", module + "controlplane/broker/membership", module + "cmd/isthmusctl", module + "tools/kernels",
+	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
+	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
+	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
 
 const (
-
-	// No package runs longer than this, so that a test which hangs ends in a stack trace.
+	// packageLimit and soakLimit bound a package, so that a test which hangs ends with a stack trace.
 	packageLimit = 25 * time.Minute
 	soakLimit    = 60 * time.Minute
 
-	// So many tests of one lab run at the same time, of those that may: they wait for Kubernetes more than they work.
-	atOnce = 3
+	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
+	parallelOnLab = 3
 
-	slowest = 20 // packages and tests that the end names
+	// tail is how many packages of the first phase may still run when the second one starts.
+	tail = 1
+
+	slowest = 20 // packages and tests that the report lists
 )
 
 func main() {
-	soak := flag.Int("soak", 0, "this many `rounds` with the race detector, each with servers and labs of its own; 0 is one plain round")
+	soak := flag.Int("soak", 0, "number of `rounds` with the race detector, each with servers and labs of its own; 0 is one plain round")
 	pattern := flag.String("run", "", "only tests that match, as for go test")
+	unit := flag.Bool("unit", false, "only tests that need neither privileges nor an API server")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
 	r := report.New(os.Stdout)
-	err := run(ctx, r, *soak, *pattern, flag.Args())
+	var err error
+	if *unit {
+		err = runUnit(ctx, r, *pattern, flag.Args())
+	} else {
+		err = run(ctx, r, *soak, *pattern, flag.Args())
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stdout, "test:", err)
 	}
@@ -89,15 +104,30 @@ func main() {
 	}
 }
 
-// fullLength tells tests that scale outages, Leases and the like down, or repeat something a few times, to take
-// the real time and the real number.
+// fullLength makes tests that shorten outages, Leases and the like, or repeat a step a few times, use production values.
 const fullLength = "ISTHMUS_FULL_LENGTH=1"
 
-// run runs the tests of packages, or of all, and returns why the whole is not a success.
-func run(ctx context.Context, r *report.Report, soak int, pattern string, packages []string) error {
-	if len(packages) == 0 {
-		packages = []string{"./..."}
+// runUnit runs the tests of packages, or of all, that need neither privileges nor an API server. The rules of the tree
+// (tools/check) are left to make check.
+func runUnit(ctx context.Context, r *report.Report, pattern string, packages []string) error {
+	packages, err := withTests(ctx, packages)
+	if err != nil {
+		return err
 	}
+	packages = slices.DeleteFunc(packages, func(pkg string) bool { return strings.HasPrefix(pkg, module+"tools/check") })
+	args := []string{"test", "-json", "-vet=off", "-timeout=" + packageLimit.String()}
+	if pattern != "" {
+		args = append(args, "-run="+pattern)
+	}
+	if err := goTest(ctx, r, append(os.Environ(), "ISTHMUS_UNIT=1"), slices.Concat(args, packages), nil); err != nil {
+		return err
+	}
+	r.Skips = nil // they are what a unit run leaves out
+	return verdict(r, false)
+}
+
+// run runs the tests of packages, or of all. Its error says why the run is no success.
+func run(ctx context.Context, r *report.Report, soak int, pattern string, packages []string) error {
 	env, strict, err := prepare(ctx, soak)
 	if err != nil {
 		return err
@@ -109,15 +139,11 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 		}
 		r.Expect(marks)
 	}
-	light, alone, err := split(ctx, packages)
+	packages, err = withTests(ctx, packages)
 	if err != nil {
 		return err
 	}
-	step("vet")
-	if output, err := exec.CommandContext(ctx, "go", append([]string{"vet"}, packages...)...).CombinedOutput(); err != nil {
-		return fmt.Errorf("go vet: %w\n%s", err, output)
-	}
-	// Vetted they are. Nobody debugs these programs, and without what a debugger reads they are linked sooner.
+	// make check runs vet. Without debug information, which no test needs, programs are linked faster.
 	args := []string{"test", "-json", "-count=1", "-vet=off", "-ldflags=-s -w"}
 	if soak > 0 {
 		args = append(args, "-timeout="+soakLimit.String(), "-race")
@@ -132,23 +158,48 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 		if soak > 0 {
 			step("round %d of %d", round+1, soak)
 		}
-		if soak > 0 && round == 0 { // once is enough for what takes its full time
+		if soak > 0 && round == 0 { // one round with production values is enough
 			env = append(slices.Clone(env), fullLength)
 		}
-		step("test %d packages", len(light))
-		// One more than there are CPUs: some package always waits.
-		if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, light)); err != nil {
-			return err
-		}
-		if err := testAlone(ctx, r, env, args, alone); err != nil {
+		if err := runPhases(ctx, r, env, args, packages); err != nil {
 			return err
 		}
 	}
 	return verdict(r, strict)
 }
 
-// testAlone tests packages that bring up labs while nobody else on this machine does the same.
-func testAlone(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
+// runPhases runs packages in two phases. The second one, with the labs, starts when the first one is nearly over.
+func runPhases(ctx context.Context, r *report.Report, env, args, packages []string) error {
+	first, second := split(packages)
+	nearlyOver := make(chan struct{})
+	if len(first) <= tail {
+		close(nearlyOver)
+	}
+	var phases errgroup.Group
+	phases.Go(func() error {
+		step("test %d packages", len(first))
+		ended := 0
+		finished := func() {
+			if ended++; ended == len(first)-tail {
+				close(nearlyOver)
+			}
+		}
+		// More packages than CPUs: many tests wait.
+		return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(2*runtime.NumCPU())}, first), finished)
+	})
+	phases.Go(func() error {
+		select {
+		case <-nearlyOver:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		return testOnLabs(ctx, r, env, args, second)
+	})
+	return phases.Wait()
+}
+
+// testOnLabs tests the packages of the second phase while no other run on this machine does the same.
+func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	if len(packages) == 0 {
 		return nil
 	}
@@ -157,11 +208,12 @@ func testAlone(ctx context.Context, r *report.Report, env, args, packages []stri
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	step("test %d packages that bring up labs", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-parallel=" + strconv.Itoa(atOnce)}, packages))
+	step("test %d packages, on labs or beside them", len(packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1), "-parallel=" + strconv.Itoa(parallelOnLab)}, packages), nil)
 }
 
-// prepare installs and builds what tests use. It returns their environment, and whether a skip is a failure.
+// prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
+// failure.
 func prepare(ctx context.Context, soak int) (env []string, strict bool, err error) {
 	env = os.Environ()
 	if os.Getenv("GOGC") == "" {
@@ -175,54 +227,75 @@ func prepare(ctx context.Context, soak int) (env []string, strict bool, err erro
 	if soak > 0 {
 		env = append(env, "CGO_ENABLED=1") // the race detector is C
 	}
-	if err := errors.Join(debian.Ensure(ctx, os.Stdout, hostPackages...), neutron.Open(neutron.Config{Compute: true, Progress: os.Stdout}).Install(ctx)); err != nil {
-		return nil, false, err
+	// Installing waits for the network, building takes the CPUs.
+	var preparing errgroup.Group
+	preparing.Go(func() error { return debian.Ensure(ctx, os.Stdout, hostPackages...) })
+	preparing.Go(func() error {
+		return neutron.Open(neutron.Config{Compute: true, Progress: os.Stdout}).Install(ctx)
+	})
+	if assets := os.Getenv("KUBEBUILDER_ASSETS"); assets == "" {
+		preparing.Go(func() error {
+			step("build kube-apiserver and etcd, unless the cache has them")
+			assets, err := cluster.Assets(ctx, cluster.Config{Progress: os.Stdout})
+			if err != nil {
+				return fmt.Errorf("build the API server that tests use: %w", err)
+			}
+			env = append(env, "KUBEBUILDER_ASSETS="+assets)
+			return nil
+		})
 	}
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		step("build kube-apiserver and etcd, unless they are there")
-		assets, err := cluster.Assets(ctx, cluster.Config{Progress: os.Stdout})
-		if err != nil {
-			return nil, false, fmt.Errorf("build the API server that tests use: %w", err)
-		}
-		env = append(env, "KUBEBUILDER_ASSETS="+assets)
+	if err := preparing.Wait(); err != nil {
+		return nil, false, err
 	}
 	return env, required == "1", nil
 }
 
-// split lists packages that have tests: those that bring up no lab, in the order to begin with, and those that do.
-func split(ctx context.Context, packages []string) (light, alone []string, err error) {
+// withTests lists those of packages, by default all, that have tests.
+func withTests(ctx context.Context, packages []string) ([]string, error) {
+	if len(packages) == 0 {
+		packages = []string{"./..."}
+	}
 	const format = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"
 	var stderr strings.Builder
 	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-f", format}, packages...)...)
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
+		return nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
 	}
-	for pkg := range strings.FieldsSeq(string(out)) {
-		if slices.Contains(heavy, pkg) {
-			alone = append(alone, pkg)
+	return strings.Fields(string(out)), nil
+}
+
+// split divides packages into the two phases, each in the order to start them. Without labs there is one phase.
+func split(packages []string) (first, second []string) {
+	onLab := func(pkg string) bool { return slices.Contains(labs, pkg) }
+	haveLabs := slices.ContainsFunc(packages, onLab)
+	for _, pkg := range packages {
+		if onLab(pkg) || haveLabs && slices.Contains(waiting, pkg) {
+			second = append(second, pkg)
 		} else {
-			light = append(light, pkg)
+			first = append(first, pkg)
 		}
 	}
-	slices.SortStableFunc(light, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
-	return light, alone, nil
+	slices.SortStableFunc(first, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
+	inOrder := slices.Concat([]string{module + "e2e"}, waiting)
+	slices.SortStableFunc(second, func(a, b string) int { return cmp.Compare(rank(inOrder, a), rank(inOrder, b)) })
+	return first, second
 }
 
-// rank is a package's place in long, or after it.
-func rank(pkg string) int {
-	if i := slices.Index(long, pkg); i >= 0 {
+// rank is a package's place in order, or after its end.
+func rank(order []string, pkg string) int {
+	if i := slices.Index(order, pkg); i >= 0 {
 		return i
 	}
-	return len(long)
+	return len(order)
 }
 
-// goTest runs go with args, whose first package is a full import path. Failed tests are in the report, so they are no
-// error.
-func goTest(ctx context.Context, r *report.Report, env, args []string) error {
+// goTest runs go with args, which end with full import paths, and calls finished, unless it is nil, at the end of each package.
+// Failed tests are in the report, so they are no error.
+func goTest(ctx context.Context, r *report.Report, env, args []string, finished func()) error {
 	if !strings.HasPrefix(args[len(args)-1], module) {
-		return nil // no package: go would take the current folder
+		return nil // without a package, go would test the current folder
 	}
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -231,7 +304,7 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	defer read.Close()
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, write, write
-	// An interrupt reaches tests too, which take their clusters down; give them the time.
+	// Tests receive an interrupt too and take their clusters down, which takes time.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
 	if err := cmd.Start(); err != nil {
@@ -240,13 +313,12 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if err := write.Close(); err != nil { // go holds the other end now
 		return err
 	}
-	failed := r.Failed
-	readErr := r.Read(io.Reader(read))
+	failed, readErr := r.Read(read, finished)
 	err = cmd.Wait()
 	switch exit := (*exec.ExitError)(nil); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, &exit) && r.Failed > failed:
+	case errors.As(err, &exit) && failed > 0:
 		return readErr
 	case err != nil:
 		return fmt.Errorf("go test: %w", err)

@@ -8,31 +8,26 @@ import (
 	"testing"
 )
 
-// Packages that bring up labs are told apart, of the others long ones come first, and those that have a place of their
-// own are there.
+// Labs, and the packages that wait beside them, make up the second phase; long packages come first in each, and all packages
+// with a place of their own exist.
 func TestSplit(t *testing.T) {
-	light, alone, err := split(t.Context(), []string{module + "tools/...", module + "dns", module + "controlplane/broker", module + "e2e/..."})
+	all, err := withTests(t.Context(), []string{module + "..."})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(alone, heavy) {
-		t.Errorf("%v bring up labs, want %v", alone, heavy)
+	first, second := split(all)
+	if want := slices.Concat([]string{module + "e2e"}, waiting, []string{module + "tools/lab/cluster"}); !slices.Equal(second, want) {
+		t.Errorf("the second phase is %v, want %v", second, want)
 	}
-	if light[0] != long[0] || slices.Index(light, module+"dns") < slices.Index(light, module+"tools/kernels") || !slices.Contains(light, module+"tools/lab/topology") {
-		t.Errorf("the others come in the order %v", light)
+	if !slices.Equal(first[:len(long)], long) || !slices.Contains(first, module+"dns") || !slices.Contains(first, module+"tools/lab/topology") {
+		t.Errorf("the first phase is %v, want first %v", first, long)
 	}
-	have, _, err := split(t.Context(), []string{"github.com/isthmus-net/isthmus/..."})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, pkg := range long {
-		if !slices.Contains(have, pkg) {
-			t.Errorf("there is no package %s that brings up no lab", pkg)
-		}
+	if first, second := split(waiting); !slices.Equal(first, waiting) || len(second) > 0 {
+		t.Errorf("without labs the phases are %v and %v, want one", first, second)
 	}
 }
 
-// Whoever has the machine has it until it is given back.
+// One run at a time has the machine.
 func TestHaveMachine(t *testing.T) {
 	lock := filepath.Join(t.TempDir(), "lock")
 	release, err := haveMachine(t.Context(), lock)
@@ -42,7 +37,7 @@ func TestHaveMachine(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := haveMachine(gone, lock); !errors.Is(err, context.Canceled) {
-		t.Errorf("a second run has it, too: %v", err)
+		t.Errorf("a second run has the machine too: %v", err)
 	}
 	had := make(chan error, 1)
 	go func() {
@@ -56,6 +51,6 @@ func TestHaveMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-had; err != nil {
-		t.Errorf("who waited: %v", err)
+		t.Errorf("the run that waited: %v", err)
 	}
 }

@@ -93,7 +93,7 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 		if err := tb.Lab.Up(bothCtx); err != nil {
 			return fmt.Errorf("bring the lab up: %w", err)
 		}
-		return nil
+		return tb.renew(bothCtx)
 	})
 	if err := both.Wait(); err != nil {
 		return nil, err
@@ -293,7 +293,7 @@ func (tb *Testbed) Install(ctx context.Context, clusters ...string) error {
 		each.Go(func() error {
 			flags := strings.Join(append([]string{"--check-interval=5s"}, tb.cfg.AgentArgs[member]...), ",") // a minute is long for tests
 			_, err := tb.Helm(eachCtx, member, "upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"),
-				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}",
+				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.dev/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}",
 				"--set", "controller.federation.enabled="+strconv.FormatBool(tb.cfg.Federation))
 			return err
 		})

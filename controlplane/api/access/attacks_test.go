@@ -330,7 +330,7 @@ func (b *broker) attacksOnLeases() map[string]attack {
 		"all, deleted":       denied("deletecollection", "leases", removeAll(b, &lease{})),
 		"labelled another's": {do: merge(b.lease("a"), `{"metadata":{"labels":{"isthmus.dev/cluster":"b"}}}`), because: `label isthmus.dev/cluster is "b"`},
 		"one's own, deleted by who has too many rights": {
-			as: "careless", do: remove(b.lease("careless")), because: `a member does not delete its Lease`,
+			as: "careless", do: remove(b.lease("careless")), because: `a member may not delete its Lease`,
 		},
 		"all, deleted by who has too many rights": {as: "careless", do: removeAll(b, &lease{}), because: `member careless renews member-careless`},
 		"a stranger's": {as: "stranger", do: create(b.lease("stranger")), because: `cluster stranger is not a member`},

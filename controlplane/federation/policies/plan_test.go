@@ -151,8 +151,8 @@ func TestCopyFrom(t *testing.T) {
 	}
 }
 
-// Whatever the order of the members, all leaders decide the same. After every leader has acted, none has anything left to
-// do. Objects that are not copies stay unchanged.
+// All leaders decide the same in any order of the members. After every leader has acted, none has anything left to do.
+// Objects that are not copies stay unchanged.
 func TestLeadersAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(id string) observed {

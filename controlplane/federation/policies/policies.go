@@ -61,11 +61,12 @@ var (
 	_ reconcile.ReachabilityObserver = (*Reconciler)(nil)
 )
 
+// Reconciler is a [reconcile.Reconciler]. Make it with New.
 type Reconciler struct {
 	config  Config
 	guard   *withdrawal.Guard[reconcile.Key]
 	enqueue func(reconcile.Key) // set by Run before the guard runs
-	seen    sync.Map            // offered: that the guard was told of
+	seen    sync.Map            // offered: policies that the guard knows
 
 	mu sync.Mutex
 	// placed are the federated policies that were ever seen, by namespace. A member that gets a new namespace gets the

@@ -203,7 +203,7 @@ func TestUsersObjectsStay(t *testing.T) {
 		t.Errorf("events in a: %q", events)
 	}
 
-	// It asks to travel now, and is older.
+	// The older object is annotated now.
 	change(t, b, mine, func(o *unstructured.Unstructured) {
 		o.SetAnnotations(map[string]string{federationv1alpha1.AnnotationPolicy: "true"})
 	})
@@ -301,7 +301,7 @@ spec:
 		t.Errorf("%d copies are counted in b", n)
 	}
 
-	// Of its peers, one is no federated Service yet, and one never will be.
+	// One peer is not a federated Service yet, and another one never will be.
 	peers := []string{
 		"spec.egress[0].toServices[0] names Service isthmus-system/shop, which is not a federated one",
 		"spec.egress[1].to[0].podSelector selects pods of the cluster that enforces it",

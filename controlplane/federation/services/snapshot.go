@@ -140,7 +140,7 @@ func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Me
 		if err != nil {
 			return err
 		}
-		o, fault := offers.Of(src)
+		o, fault := offers.New(src)
 		if fault != nil {
 			if here {
 				s.faults[svc.UID] = fault

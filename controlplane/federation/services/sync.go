@@ -133,7 +133,7 @@ func keptOffers(kept []clusterset.ClusterID, s *snapshot) []offers.Offer {
 	}
 	var all []offers.Offer
 	for _, cluster := range kept {
-		o, err := offers.Of(offers.Source{Cluster: cluster, Service: s.service})
+		o, err := offers.New(offers.Source{Cluster: cluster, Service: s.service})
 		if err != nil {
 			continue // a user changed the Service to another type, which the next write corrects
 		}

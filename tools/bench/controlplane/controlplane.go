@@ -1,7 +1,7 @@
 // Package controlplane measures the control plane: the propagation time of a change from one member to another, the CPU that
 // this costs in a large ClusterSet, the controller's memory and its restart time.
 //
-// Broker, members and controllers are real processes of this machine (see tools/scale/world). Only additional exporting members
+// Broker, members and controllers are real processes of this machine (see tools/scale/simulation). Only additional exporting members
 // are simulated. All processes share the machine's processors, so absolute figures depend on the machine. Propagation is
 // therefore measured alternately with a bare relay, which copies objects from one API server to another and does nothing else.
 package controlplane
@@ -16,17 +16,17 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/bench/internal/setup"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // sizes are the dimensions and durations of a run.
 type sizes struct {
-	pair     world.Config // b exports, a imports
-	pairRate float64      // changes per second
-	many     world.Config // simulated members with the same Services
+	pair     simulation.Config // b exports, a imports
+	pairRate float64           // changes per second
+	many     simulation.Config // simulated members with the same Services
 	manyRate float64
-	large    world.Config // many Services
-	wide     world.Config // as many endpoints in few Services
+	large    simulation.Config // many Services
+	wide     simulation.Config // as many endpoints in few Services
 
 	turn time.Duration // the time of changes without a break
 	rest time.Duration // the time that a ClusterSet at rest is observed
@@ -36,10 +36,10 @@ type sizes struct {
 
 // promised are the sizes that the bars apply to.
 var promised = sizes{
-	pair: world.Config{Exports: 100, Endpoints: 10, Exporter: true}, pairRate: 20,
-	many: world.Config{Members: 9, Exports: 1000, Endpoints: 20}, manyRate: 50,
-	large: world.Config{Members: 10, Exports: 1000, Endpoints: 10, Distinct: true},
-	wide:  world.Config{Members: 10, Exports: 100, Endpoints: 100, Distinct: true},
+	pair: simulation.Config{Exports: 100, Endpoints: 10, Exporter: true}, pairRate: 20,
+	many: simulation.Config{Members: 9, Exports: 1000, Endpoints: 20}, manyRate: 50,
+	large: simulation.Config{Members: 10, Exports: 1000, Endpoints: 10, Distinct: true},
+	wide:  simulation.Config{Members: 10, Exports: 100, Endpoints: 100, Distinct: true},
 	turn:  20 * time.Second, rest: time.Minute, imports: 3,
 }
 
@@ -57,7 +57,7 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	var current *testbed
 	defer func() { err = errors.Join(err, current.close(), programs.Close()) }()
 	for _, part := range []struct {
-		cfg     world.Config
+		cfg     simulation.Config
 		measure func(context.Context, *testbed, sizes, int) ([]metric.Metric, error)
 	}{{s.pair, pair}, {s.many, many}, {s.large, large}, {s.wide, wide}} {
 		cfg := part.cfg
@@ -83,18 +83,18 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 
 // testbed is a ClusterSet whose importer has imported everything. Parts of the table with the same configuration share it.
 type testbed struct {
-	*world.World
-	cfg   world.Config
-	first world.FirstImport
+	*simulation.ClusterSet
+	cfg   simulation.Config
+	first simulation.FirstImport
 }
 
 // newTestbed starts a ClusterSet and waits until its importer has imported everything.
-func newTestbed(ctx context.Context, cfg world.Config) (*testbed, error) {
-	w, err := world.New(ctx, cfg)
+func newTestbed(ctx context.Context, cfg simulation.Config) (*testbed, error) {
+	w, err := simulation.NewClusterSet(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	b := &testbed{World: w, cfg: cfg}
+	b := &testbed{ClusterSet: w, cfg: cfg}
 	if b.first, err = w.FirstImport(ctx); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
@@ -111,9 +111,9 @@ func (b *testbed) close() error {
 
 // pair measures the propagation from a real exporter to a real importer, alternately with the bare relay.
 func pair(ctx context.Context, b *testbed, s sizes, rounds int) ([]metric.Metric, error) {
-	churns := []func(context.Context, float64, time.Duration) (world.Propagation, error){b.Churn, b.ChurnRelay}
+	churns := []func(context.Context, float64, time.Duration) (simulation.Propagation, error){b.Churn, b.ChurnRelay}
 	order := []int{0, 1}
-	var all [2][]world.Propagation
+	var all [2][]simulation.Propagation
 	for round := range rounds + 1 { // round 0 warms up connections, caches and the relay's first copies
 		turn := s.turn
 		if round == 0 {
@@ -142,10 +142,10 @@ func pair(ctx context.Context, b *testbed, s sizes, rounds int) ([]metric.Metric
 
 // many measures one importer of many members with continuous changes.
 func many(ctx context.Context, b *testbed, s sizes, rounds int) ([]metric.Metric, error) {
-	var times []world.Propagation
-	var loads []world.Load
+	var times []simulation.Propagation
+	var loads []simulation.Load
 	for range rounds {
-		var p world.Propagation
+		var p simulation.Propagation
 		load, err := b.Load(ctx, func(ctx context.Context) (err error) {
 			p, err = b.Churn(ctx, s.manyRate, s.turn)
 			return errors.Join(err, arrived(p))
@@ -168,7 +168,7 @@ func many(ctx context.Context, b *testbed, s sizes, rounds int) ([]metric.Metric
 
 // large measures the cost of many Services and endpoints: their first import, the memory at rest, and a restart.
 func large(ctx context.Context, b *testbed, s sizes, rounds int) ([]metric.Metric, error) {
-	imports, peaks := []world.FirstImport{b.first}, []float64{mib(b.first.Load.Peak)}
+	imports, peaks := []simulation.FirstImport{b.first}, []float64{mib(b.first.Load.Peak)}
 	for range min(rounds, s.imports) - 1 {
 		if err := b.ReplaceImporter(ctx); err != nil {
 			return nil, err
@@ -202,7 +202,7 @@ func large(ctx context.Context, b *testbed, s sizes, rounds int) ([]metric.Metri
 		{Name: fmt.Sprintf("restart to synced with %d services, nothing to write", services), Value: metric.Median(synced), Unit: "s", Bar: new(10.0), Better: metric.Lower},
 		{Name: "writes of a restart, to both API servers", Value: slices.Max(written), Unit: "writes", Better: metric.Lower},
 		{
-			Name: "writes at rest, to both API servers, Leases excluded", Value: (world.Writes(rest.Importer.Requests) + world.Writes(rest.Broker.Requests)) / minutes,
+			Name: "writes at rest, to both API servers, Leases excluded", Value: (simulation.Writes(rest.Importer.Requests) + simulation.Writes(rest.Broker.Requests)) / minutes,
 			Unit: "1/min", Bar: new(0.0), Better: metric.Lower, Limit: new(0.0),
 		},
 		{Name: "controller at rest", Value: cpu(rest), Unit: "CPU", Better: metric.Lower},
@@ -220,7 +220,7 @@ func wide(ctx context.Context, b *testbed, s sizes, _ int) ([]metric.Metric, err
 }
 
 // arrived returns an error if a change never arrived. The times of the others would then mean nothing.
-func arrived(p world.Propagation) error {
+func arrived(p simulation.Propagation) error {
 	if p.Missing > 0 {
 		return fmt.Errorf("%d of %d changes never arrived", p.Missing, p.Changes)
 	}
@@ -228,16 +228,16 @@ func arrived(p world.Propagation) error {
 }
 
 // The values of rows.
-func p50(p world.Propagation) float64 { return metric.Milliseconds(p.P50) }
-func p99(p world.Propagation) float64 { return metric.Milliseconds(p.P99) }
-func mib(bytes int64) float64         { return float64(bytes) / (1 << 20) }
-func rss(l world.Load) float64        { return mib(l.Peak) }
-func cpu(l world.Load) float64        { return l.Controller.Seconds() / l.Took.Seconds() }
+func p50(p simulation.Propagation) float64 { return metric.Milliseconds(p.P50) }
+func p99(p simulation.Propagation) float64 { return metric.Milliseconds(p.P99) }
+func mib(bytes int64) float64              { return float64(bytes) / (1 << 20) }
+func rss(l simulation.Load) float64        { return mib(l.Peak) }
+func cpu(l simulation.Load) float64        { return l.Controller.Seconds() / l.Took.Seconds() }
 
-func usable(f world.FirstImport) float64   { return f.Usable.Seconds() }
-func reported(f world.FirstImport) float64 { return f.Reported.Seconds() }
+func usable(f simulation.FirstImport) float64   { return f.Usable.Seconds() }
+func reported(f simulation.FirstImport) float64 { return f.Reported.Seconds() }
 
-func brokerCPU(l world.Load) float64 {
+func brokerCPU(l simulation.Load) float64 {
 	return (l.Broker.API + l.Broker.Etcd).Seconds() / l.Took.Seconds()
 }
-func received(l world.Load) float64 { return float64(l.Received) / 1e3 / l.Took.Seconds() }
+func received(l simulation.Load) float64 { return float64(l.Received) / 1e3 / l.Took.Seconds() }

@@ -4,15 +4,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/bench/metric/metrictest"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // TestRun runs one round at the smallest sizes, with one testbed for all parts: every row has a value. The values only mean
 // something on a quiet machine and at the promised sizes.
 func TestRun(t *testing.T) {
-	metrictest.NeedAPIServer(t)
-	few := world.Config{Members: 2, Exports: 3, Endpoints: 2, Exporter: true}
+	apitest.Require(t)
+	few := simulation.Config{Members: 2, Exports: 3, Endpoints: 2, Exporter: true}
 	s := sizes{
 		pair: few, pairRate: 20, many: few, manyRate: 20, large: few, wide: few,
 		turn: time.Second, rest: time.Second, imports: 1,
@@ -31,10 +32,10 @@ func TestRun(t *testing.T) {
 
 func TestArrived(t *testing.T) {
 	t.Parallel()
-	if err := arrived(world.Propagation{Changes: 5}); err != nil {
+	if err := arrived(simulation.Propagation{Changes: 5}); err != nil {
 		t.Error(err)
 	}
-	if arrived(world.Propagation{Changes: 5, Missing: 1}) == nil {
+	if arrived(simulation.Propagation{Changes: 5, Missing: 1}) == nil {
 		t.Error("a change that never arrived returns no error")
 	}
 }

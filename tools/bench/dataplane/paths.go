@@ -21,7 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/packetpath"
 	"github.com/isthmus-net/isthmus/tools/scale/kubeproxy"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // The names of the paths.
@@ -194,7 +194,7 @@ func (b *testbed) buildNFT(ctx context.Context, l *lane) error {
 
 // buildKubeProxy builds a path whose node translates many VIPs with the rules of a real kube-proxy.
 func (b *testbed) buildKubeProxy(ctx context.Context, l *lane) error {
-	assets, err := world.Assets(ctx, b.progress)
+	assets, err := simulation.Assets(ctx, b.progress)
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/apiserver"
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
 	"github.com/isthmus-net/isthmus/tools/netlab"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // coreDNS names the peer.
@@ -46,7 +46,7 @@ type cluster struct {
 
 // newCluster starts an API server and builds CoreDNS.
 func newCluster(ctx context.Context, dir string, progress io.Writer) (*cluster, error) {
-	assets, err := world.Assets(ctx, progress)
+	assets, err := simulation.Assets(ctx, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func newCluster(ctx context.Context, dir string, progress io.Writer) (*cluster, 
 	if err != nil {
 		return nil, err
 	}
-	storage, err := os.MkdirTemp(world.DefaultStorage(), "isthmus-bench-")
+	storage, err := os.MkdirTemp(simulation.DefaultStorage(), "isthmus-bench-")
 	if err != nil {
 		return nil, fmt.Errorf("make folder: %w", err)
 	}

@@ -58,20 +58,9 @@ func (b *bench) measureKernel(ctx context.Context) (rows []metric.Metric, err er
 	trips := map[netip.AddrPort][]time.Duration{}
 	ratios := make([]float64, 0, b.rounds)
 	for round := range b.rounds + 1 { // round 0 warms up
-		p50 := map[netip.AddrPort]time.Duration{}
-		for _, to := range []netip.AddrPort{askServer, askKernel} {
-			var all []time.Duration
-			err := pod.Do(func() error {
-				return onCPU(b.cpus.server, func() (err error) {
-					all, err = askInTurn(ctx, to, question, b.phase)
-					return err
-				})
-			})
-			if err != nil {
-				return nil, fmt.Errorf("ask %s: %w", to, err)
-			}
-			slices.Sort(all)
-			p50[to] = all[len(all)/2]
+		p50, err := b.roundTrips(ctx, pod, question)
+		if err != nil {
+			return nil, err
 		}
 		if round == 0 {
 			continue
@@ -91,6 +80,26 @@ func (b *bench) measureKernel(ctx context.Context) (rows []metric.Metric, err er
 		{Name: "answers from the kernel, one CPU: round trip p50", Value: middle(askKernel), Unit: "us", Better: metric.Lower},
 		{Name: "the node's name server, one CPU: round trip p50", Value: middle(askServer), Unit: "us", Better: metric.Lower},
 	}, nil
+}
+
+// roundTrips queries the name server and the kernel, one after the other, and returns the median round trip of each.
+func (b *bench) roundTrips(ctx context.Context, pod *netlab.Namespace, question names.Question) (map[netip.AddrPort]time.Duration, error) {
+	p50 := map[netip.AddrPort]time.Duration{}
+	for _, to := range []netip.AddrPort{askServer, askKernel} {
+		var all []time.Duration
+		err := pod.Do(func() error {
+			return onCPU(b.cpus.server, func() (err error) {
+				all, err = askInTurn(ctx, to, question, b.phase)
+				return err
+			})
+		})
+		if err != nil {
+			return nil, fmt.Errorf("ask %s: %w", to, err)
+		}
+		slices.Sort(all)
+		p50[to] = all[len(all)/2]
+	}
+	return p50, nil
 }
 
 // nodeWithPod returns two network namespaces connected by a veth. The node has the address of the name server.

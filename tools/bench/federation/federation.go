@@ -1,7 +1,7 @@
 // Package federation measures a federation without a broker: the propagation time of a change from one member to all others, and
 // the cost of the leading supervisor at several sizes, which shows how that cost grows.
 //
-// API servers and supervisors are real processes of this machine (see tools/scale/world), and share its processors.
+// API servers and supervisors are real processes of this machine (see tools/scale/simulation), and share its processors.
 package federation
 
 import (
@@ -14,30 +14,30 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/bench/internal/setup"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // sizes are the dimensions and durations of a run.
 type sizes struct {
-	changing world.FederationConfig
+	changing simulation.FederationConfig
 	rate     float64       // changes per second
 	turn     time.Duration // the time of changes without a break
 	rest     time.Duration // the time that a federation at rest is observed
 
-	growing []world.FederationConfig // smallest first; the memory of the largest has a bar
-	whole   world.FederationConfig   // with all features on; only its memory is measured
+	growing []simulation.FederationConfig // smallest first; the memory of the largest has a bar
+	whole   simulation.FederationConfig   // with all features on; only its memory is measured
 }
 
 // promised are the sizes that the bars apply to. The largest needs 12 GiB of memory.
 var promised = sizes{
-	changing: world.FederationConfig{Members: 3, Supervisors: 2, Services: 100, Endpoints: 10},
+	changing: simulation.FederationConfig{Members: 3, Supervisors: 2, Services: 100, Endpoints: 10},
 	rate:     20, turn: 20 * time.Second, rest: time.Minute,
-	growing: []world.FederationConfig{
+	growing: []simulation.FederationConfig{
 		{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20},
 		{Members: 10, Supervisors: 1, Services: 500, Endpoints: 20},
 		{Members: 20, Supervisors: 1, Services: 500, Endpoints: 20},
 	},
-	whole: world.FederationConfig{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20, ClusterSetIPs: true, Policies: 50},
+	whole: simulation.FederationConfig{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20, ClusterSetIPs: true, Policies: 50},
 }
 
 // Run measures for the given number of rounds and returns the rows of the table. It stops all processes and removes their files
@@ -52,15 +52,15 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, programs.Close()) }()
-	build := func(cfg world.FederationConfig, measure func(*world.Federation) error) error {
+	build := func(cfg simulation.FederationConfig, measure func(*simulation.Federation) error) error {
 		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = programs.Assets, programs.Controller, programs.Storage, progress
-		f, err := world.NewFederation(ctx, cfg)
+		f, err := simulation.NewFederation(ctx, cfg)
 		if err != nil {
 			return err
 		}
 		return errors.Join(measure(f), f.Close())
 	}
-	if err := build(s.changing, func(f *world.Federation) (err error) {
+	if err := build(s.changing, func(f *simulation.Federation) (err error) {
 		rows, err = changes(ctx, f, s, rounds)
 		return err
 	}); err != nil {
@@ -68,7 +68,7 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	}
 	var costs []cost
 	for _, cfg := range append(slices.Clone(s.growing), s.whole) {
-		if err := build(cfg, func(f *world.Federation) error {
+		if err := build(cfg, func(f *simulation.Federation) error {
 			c, err := costOf(ctx, f, cfg.Members)
 			costs = append(costs, c)
 			return err
@@ -88,7 +88,7 @@ type cost struct {
 }
 
 // costOf measures a federation. The peak memory covers the first write of everything, and a restart that has nothing to write.
-func costOf(ctx context.Context, f *world.Federation, members int) (cost, error) {
+func costOf(ctx context.Context, f *simulation.Federation, members int) (cost, error) {
 	first, err := f.Memory()
 	if err != nil {
 		return cost{}, err
@@ -138,7 +138,7 @@ func grow(costs []cost, whole cost) (rows []metric.Metric) {
 }
 
 // changes measures the propagation of changes to all members, and counts the writes at rest.
-func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]metric.Metric, error) {
+func changes(ctx context.Context, f *simulation.Federation, s sizes, rounds int) ([]metric.Metric, error) {
 	var p50, p99 []float64
 	for round := range rounds + 1 { // round 0 warms up
 		p, err := f.Churn(ctx, s.rate, s.turn)

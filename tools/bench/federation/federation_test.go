@@ -4,19 +4,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/bench/metric/metrictest"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // TestRun runs one round at the smallest sizes: every row has a value. The values only mean something on a quiet machine and at
 // the promised sizes.
 func TestRun(t *testing.T) {
-	metrictest.NeedAPIServer(t)
-	few := world.FederationConfig{Members: 2, Supervisors: 1, Services: 2, Endpoints: 2}
+	apitest.Require(t)
+	few := simulation.FederationConfig{Members: 2, Supervisors: 1, Services: 2, Endpoints: 2}
 	more, most, whole := few, few, few
 	more.Members, most.Members = 3, 4
 	whole.ClusterSetIPs, whole.Policies = true, 2
-	rows, err := run(t.Context(), sizes{changing: few, rate: 20, turn: time.Second, rest: time.Second, growing: []world.FederationConfig{few, more, most}, whole: whole}, 1, t.Output())
+	rows, err := run(t.Context(), sizes{changing: few, rate: 20, turn: time.Second, rest: time.Second, growing: []simulation.FederationConfig{few, more, most}, whole: whole}, 1, t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}

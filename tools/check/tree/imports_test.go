@@ -188,6 +188,11 @@ var rules = map[string]rule{
 		ban: []string{"controlplane/federation/internal/...", "controlplane/federation/engine", "controlplane/internal/kube/admin", "controlplane/internal/kube/apply"},
 		why: "every write of a leader carries its epoch; a reconciler with a writer of its own could write after its term",
 	},
+	"a federation's engine does not know its reconcilers": {
+		who: []string{"controlplane/federation/engine", "controlplane/federation/reconcile", "controlplane/federation/internal/..."},
+		ban: []string{"controlplane/federation/services/...", "controlplane/federation/policies", "controlplane/federation/bootstrap", "controlplane/federation"},
+		why: "another reconciler is one new package and one line of controlplane/federation",
+	},
 
 	// Layers of a gateway.
 	"the gateway's agent does not know announcers or balancers": {

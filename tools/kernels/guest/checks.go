@@ -18,11 +18,11 @@ import (
 // check is one thing that must work on every kernel.
 type check struct {
 	name string
-	run  func(context.Context, *world) error
+	run  func(context.Context, *testbed) error
 }
 
 var checks = []check{
-	{"every hook is attached", func(_ context.Context, w *world) error { return w.agent.Status().Ready() }},
+	{"every hook is attached", func(_ context.Context, w *testbed) error { return w.agent.Status().Ready() }},
 	{"TCP over IPv4", connects("tcp4", echoVIPs[0])},
 	{"TCP over IPv6", connects("tcp6", echoVIPs[1])},
 	{"TCP over IPv4 of a socket for both families", connectsMapped},
@@ -44,7 +44,7 @@ var checks = []check{
 func at(vip netip.Addr) netip.AddrPort { return netip.AddrPortFrom(vip, servedPort) }
 
 // dial connects in the client's namespace.
-func (w *world) dial(ctx context.Context, d *net.Dialer, network string, to netip.AddrPort) (c net.Conn, err error) {
+func (w *testbed) dial(ctx context.Context, d *net.Dialer, network string, to netip.AddrPort) (c net.Conn, err error) {
 	err = w.client.Do(func() error {
 		c, err = d.DialContext(ctx, network, to.String())
 		return err
@@ -53,8 +53,8 @@ func (w *world) dial(ctx context.Context, d *net.Dialer, network string, to neti
 }
 
 // connects returns a check that a connection to a VIP is answered, and that the socket says the VIP.
-func connects(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
+func connects(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, w *testbed) error {
 		d := &net.Dialer{}
 		d.SetMultipathTCP(false)
 		c, err := w.dial(ctx, d, network, at(vip))
@@ -71,7 +71,7 @@ func connects(network string, vip netip.Addr) func(context.Context, *world) erro
 
 // connectsMPTCP is connects for a socket that may use several paths. Its name is the backend's: the kernel
 // connects a socket of its own for each path.
-func connectsMPTCP(ctx context.Context, w *world) error {
+func connectsMPTCP(ctx context.Context, w *testbed) error {
 	d := &net.Dialer{}
 	d.SetMultipathTCP(true)
 	c, err := w.dial(ctx, d, "tcp4", at(echoVIPs[0]))
@@ -88,7 +88,7 @@ func connectsMPTCP(ctx context.Context, w *world) error {
 }
 
 // connectsMapped connects an IPv6 socket to an IPv4 VIP, as programs with one socket for both do.
-func connectsMapped(ctx context.Context, w *world) error {
+func connectsMapped(ctx context.Context, w *testbed) error {
 	var fd int
 	err := w.client.Do(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
@@ -111,8 +111,8 @@ func connectsMapped(ctx context.Context, w *world) error {
 }
 
 // asks returns a check that an unconnected socket gets its answer from the VIP.
-func asks(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
+func asks(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, w *testbed) error {
 		var c net.PacketConn
 		if err := w.client.Do(func() (err error) {
 			c, err = new(net.ListenConfig).ListenPacket(ctx, network, ":0")
@@ -143,8 +143,8 @@ func asks(network string, vip netip.Addr) func(context.Context, *world) error {
 }
 
 // refuses returns a check that a VIP refuses at once, and that this is counted.
-func refuses(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
+func refuses(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, w *testbed) error {
 		before := w.agent.Status().Refusals[bpf.DropNoBackend]
 		c, err := w.dial(ctx, &net.Dialer{}, network, at(vip))
 		if err == nil {
@@ -162,7 +162,7 @@ func refuses(network string, vip netip.Addr) func(context.Context, *world) error
 }
 
 // adopts checks that another agent finds everything as the first one left it.
-func adopts(ctx context.Context, w *world) error {
+func adopts(ctx context.Context, w *testbed) error {
 	if err := w.restartAgent(ctx); err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func saysPeerFD(fd int, want netip.AddrPort) error {
 }
 
 // loadsGateway checks that the kernel takes a gateway's program. To attach it needs TCX.
-func loadsGateway(context.Context, *world) error {
+func loadsGateway(context.Context, *testbed) error {
 	spec, err := bpf.LoadGatewaySpec()
 	if err != nil {
 		return err

@@ -16,10 +16,10 @@ var gatewayVIPs = []netip.Addr{netip.MustParseAddr("243.0.0.9"), netip.MustParse
 
 // gatewayChecks are those of a gateway's eBPF balancer, in the node between.
 func gatewayChecks() []check {
-	all := []check{{"gateway: it balances on its devices", func(ctx context.Context, w *world) error { return w.balance(ctx) }}}
+	all := []check{{"gateway: it balances on its devices", func(ctx context.Context, w *testbed) error { return w.balance(ctx) }}}
 	for _, when := range []string{"", ", after a restart"} {
 		if when != "" {
-			all = append(all, check{"gateway: it starts anew", func(ctx context.Context, w *world) error { return w.balance(ctx) }})
+			all = append(all, check{"gateway: it starts anew", func(ctx context.Context, w *testbed) error { return w.balance(ctx) }})
 		}
 		for _, network := range []string{"tcp4", "tcp6", "udp4", "udp6"} {
 			vip := gatewayVIPs[strings.Count(network, "6")]
@@ -30,7 +30,7 @@ func gatewayChecks() []check {
 }
 
 // balance makes the node a gateway, as a new process would.
-func (w *world) balance(ctx context.Context) error {
+func (w *testbed) balance(ctx context.Context) error {
 	if w.gatewayBPFFS == "" {
 		dir, err := w.mountBPFFS()
 		if err != nil {

@@ -41,7 +41,7 @@ func main() {
 	}
 }
 
-// run makes a world, runs every check in it and takes it away. It returns an exit code.
+// run makes a testbed, runs every check in it and closes it. It returns an exit code.
 func run(out io.Writer) int {
 	var passed, failed int
 	say := func(name string, begin time.Time, err error) {
@@ -55,7 +55,7 @@ func run(out io.Writer) int {
 		fmt.Fprintf(out, "PASS %s (%s)\n", name, time.Since(begin).Round(time.Millisecond))
 	}
 	begin := time.Now()
-	w, err := newWorld(context.Background())
+	w, err := newTestbed(context.Background())
 	say("the agent starts and serves a snapshot", begin, err)
 	if err == nil {
 		for _, c := range slices.Concat(checks, packetChecks(), gatewayChecks()) {

@@ -23,26 +23,26 @@ import (
 // and the node between translates.
 func packetChecks() []check {
 	all := []check{
-		{"packets: a node serves its devices", func(ctx context.Context, w *world) error { return w.servePackets(ctx, false) }},
+		{"packets: a node serves its devices", func(ctx context.Context, w *testbed) error { return w.servePackets(ctx, false) }},
 		{"what the kernel lacks is told", lacksAreTold},
 	}
-	for _, road := range []string{"slow", "fast"} {
-		if road == "fast" {
-			all = append(all, check{"packets: a restart takes the fast road", func(ctx context.Context, w *world) error { return w.servePackets(ctx, true) }})
+	for _, path := range []string{"slow", "fast"} {
+		if path == "fast" {
+			all = append(all, check{"packets: a restart takes the fast path", func(ctx context.Context, w *testbed) error { return w.servePackets(ctx, true) }})
 		}
 		all = append(all,
-			check{"packets, " + road + " road: TCP over IPv4", outside(connects("tcp4", echoVIPs[0]))},
-			check{"packets, " + road + " road: TCP over IPv6", outside(connects("tcp6", echoVIPs[1]))},
-			check{"packets, " + road + " road: UDP over IPv4", outside(connects("udp4", echoVIPs[0]))},
-			check{"packets, " + road + " road: UDP over IPv6", outside(connects("udp6", echoVIPs[1]))},
-			check{"packets, " + road + " road: TCP over IPv4 is refused", outside(refusesTCP("tcp4", emptyVIPs[0]))},
-			check{"packets, " + road + " road: TCP over IPv6 is refused", outside(refusesTCP("tcp6", emptyVIPs[1]))},
-			check{"packets, " + road + " road: UDP over IPv4 is refused", outside(refusesUDP("udp4", emptyVIPs[0]))},
-			check{"packets, " + road + " road: UDP over IPv6 is refused", outside(refusesUDP("udp6", emptyVIPs[1]))},
-			check{"packets, " + road + " road: an address nobody serves is refused", outside(refusesTCP("tcp4", netip.MustParseAddr("243.0.0.77")))},
+			check{"packets, " + path + " path: TCP over IPv4", outside(connects("tcp4", echoVIPs[0]))},
+			check{"packets, " + path + " path: TCP over IPv6", outside(connects("tcp6", echoVIPs[1]))},
+			check{"packets, " + path + " path: UDP over IPv4", outside(connects("udp4", echoVIPs[0]))},
+			check{"packets, " + path + " path: UDP over IPv6", outside(connects("udp6", echoVIPs[1]))},
+			check{"packets, " + path + " path: TCP over IPv4 is refused", outside(refusesTCP("tcp4", emptyVIPs[0]))},
+			check{"packets, " + path + " path: TCP over IPv6 is refused", outside(refusesTCP("tcp6", emptyVIPs[1]))},
+			check{"packets, " + path + " path: UDP over IPv4 is refused", outside(refusesUDP("udp4", emptyVIPs[0]))},
+			check{"packets, " + path + " path: UDP over IPv6 is refused", outside(refusesUDP("udp6", emptyVIPs[1]))},
+			check{"packets, " + path + " path: an address nobody serves is refused", outside(refusesTCP("tcp4", netip.MustParseAddr("243.0.0.77")))},
 		)
 		if emulated() {
-			all = append(all, check{"packets, " + road + " road: SCTP over IPv4", outside(connectsSCTP)})
+			all = append(all, check{"packets, " + path + " path: SCTP over IPv4", outside(connectsSCTP)})
 		}
 	}
 	return all
@@ -52,7 +52,7 @@ func packetChecks() []check {
 var ranges = []netip.Prefix{prefix("243.0.0.0/8"), prefix("fd24::/64")}
 
 // servePackets makes the node translate packets, in a cgroup and a BPF filesystem of their own.
-func (w *world) servePackets(ctx context.Context, fast bool) error {
+func (w *testbed) servePackets(ctx context.Context, fast bool) error {
 	if w.packetCfg.BPFFS == "" {
 		if err := w.placePackets(); err != nil {
 			return err
@@ -73,7 +73,7 @@ func (w *world) servePackets(ctx context.Context, fast bool) error {
 	return nil
 }
 
-func (w *world) placePackets() error {
+func (w *testbed) placePackets() error {
 	cgroup, err := netlab.NewCgroup() // nobody is ever in it
 	if err != nil {
 		return err
@@ -100,8 +100,8 @@ func (w *world) placePackets() error {
 }
 
 // outside runs a check with sockets that no program translates.
-func outside(run func(context.Context, *world) error) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
+func outside(run func(context.Context, *testbed) error) func(context.Context, *testbed) error {
+	return func(ctx context.Context, w *testbed) error {
 		if w.packets == nil {
 			return errors.New("the node does not serve packets")
 		}
@@ -116,8 +116,8 @@ func outside(run func(context.Context, *world) error) func(context.Context, *wor
 const soon = 900 * time.Millisecond
 
 // refusesTCP returns a check that a connection is refused by an answer.
-func refusesTCP(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
+func refusesTCP(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, w *testbed) error {
 		begin := time.Now()
 		c, err := w.dial(ctx, &net.Dialer{}, network, at(vip))
 		if err == nil {
@@ -128,8 +128,8 @@ func refusesTCP(network string, vip netip.Addr) func(context.Context, *world) er
 }
 
 // refusesUDP returns a check that a datagram is refused by an answer.
-func refusesUDP(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
+func refusesUDP(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, w *testbed) error {
 		c, err := w.dial(ctx, &net.Dialer{}, network, at(vip))
 		if err != nil {
 			return err
@@ -155,7 +155,7 @@ func isRefused(begin time.Time, err error) error {
 }
 
 // lacksAreTold checks that what this kernel does not have is said, and nothing else.
-func lacksAreTold(ctx context.Context, w *world) error {
+func lacksAreTold(ctx context.Context, w *testbed) error {
 	if w.packets == nil {
 		return errors.New("the node does not serve packets")
 	}

@@ -24,7 +24,7 @@ func newSCTP() (int, error) {
 }
 
 // startSCTP makes the backend send back what it gets by SCTP. It is called in the backend's namespace.
-func (w *world) startSCTP() error {
+func (w *testbed) startSCTP() error {
 	l, err := newSCTP()
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func (w *world) startSCTP() error {
 
 // connectsSCTP checks that an association with a VIP is answered. The backend has another port, so that every
 // packet needs another checksum.
-func connectsSCTP(_ context.Context, w *world) (err error) {
+func connectsSCTP(_ context.Context, w *testbed) (err error) {
 	var fd int
 	if err := w.client.Do(func() error {
 		fd, err = newSCTP()

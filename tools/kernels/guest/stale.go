@@ -56,7 +56,7 @@ func runPod(out io.Writer) int {
 
 // closesStale checks that a program hears at once that the UDP backend it talks to is gone, in a network namespace
 // of its own.
-func closesStale(ctx context.Context, w *world) (err error) {
+func closesStale(ctx context.Context, w *testbed) (err error) {
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func(a *agent.Agent) { ended <- a.Run(running) }(w.agent)

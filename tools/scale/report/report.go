@@ -10,7 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // Report is one run. Its JSON is read by others: fields are only ever added.
@@ -77,7 +77,7 @@ type Restart struct {
 }
 
 // OfLoad returns l as it is reported.
-func OfLoad(l world.Load) Load {
+func OfLoad(l simulation.Load) Load {
 	seconds := l.Took.Seconds()
 	others := max(0, l.Machine-l.Broker.API-l.Broker.Etcd-l.Importer.API-l.Importer.Etcd-l.Controller)
 	return Load{
@@ -86,17 +86,17 @@ func OfLoad(l world.Load) Load {
 		ImporterServer: l.Importer.API.Seconds() / seconds, ImporterEtcd: l.Importer.Etcd.Seconds() / seconds,
 		Controller: l.Controller.Seconds() / seconds, Others: others.Seconds() / seconds,
 		RSS: l.RSS, Peak: l.Peak, ToBroker: l.Sent, FromBroker: l.Received,
-		Writes: world.Writes(l.Importer.Requests), BrokerRequests: l.Broker.Requests, ImporterRequests: l.Importer.Requests,
+		Writes: simulation.Writes(l.Importer.Requests), BrokerRequests: l.Broker.Requests, ImporterRequests: l.Importer.Requests,
 	}
 }
 
 // OfPropagation returns p as it is reported.
-func OfPropagation(p world.Propagation) Propagation {
+func OfPropagation(p simulation.Propagation) Propagation {
 	return Propagation{Changes: p.Changes, PerSecond: p.Rate, Missing: p.Missing, P50: ms(p.P50), P99: ms(p.P99), Max: ms(p.Max)}
 }
 
 // OfRestart returns r as it is reported.
-func OfRestart(r world.Restart) Restart {
+func OfRestart(r simulation.Restart) Restart {
 	return Restart{Seconds: r.Synced.Seconds(), Writes: r.Writes, RSS: r.RSS, Peak: r.Peak}
 }
 

@@ -46,7 +46,7 @@ type FederationSpec struct {
 	Policies PoliciesSpec `json:"policies,omitempty"`
 }
 
-// MemberCluster is one cluster of the federation, and how a supervisor reaches it.
+// MemberCluster is one cluster of the federation, with the address and credentials that a supervisor uses for it.
 type MemberCluster struct {
 	// ClusterID is the value of the member's claim id.k8s.io.
 	// +kubebuilder:validation:MinLength=1

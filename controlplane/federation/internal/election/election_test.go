@@ -189,7 +189,7 @@ func TestFormerLeaderIsFenced(t *testing.T) {
 	if err := admin.Get(ctx, client.ObjectKeyFromObject(mine), mine); err != nil {
 		t.Fatal(err)
 	}
-	// What a process sends that was stopped between its last look at the clock and the write.
+	// Writes of a process that was suspended between its last check of the clock and the write.
 	frozen := fenced.New(anybody{}, fenced.Term{Epoch: first.Epoch}, asA, nil)
 	// The same of a process that shares the account with the one that leads now.
 	sibling := fenced.New(anybody{}, fenced.Term{Epoch: first.Epoch}, asB, nil)

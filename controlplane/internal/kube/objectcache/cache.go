@@ -30,8 +30,8 @@ type Kind struct {
 	Local func(client.Object) bool
 }
 
-// Packed is an object in a form that takes little memory. A Packed with a method Local() bool answers Kind.Local without
-// being unpacked.
+// Packed is an object in a form that takes little memory. Its type is comparable. A Packed with a method Local() bool answers
+// Kind.Local without being unpacked.
 type Packed interface {
 	// Unpack returns the trimmed object, which the caller owns.
 	Unpack() client.Object
@@ -214,7 +214,7 @@ func (c *Cache) Synced() bool {
 func (c *Cache) Forbidden() []schema.GroupVersionKind {
 	var all []schema.GroupVersionKind
 	for _, k := range c.kinds {
-		if k.ObjectInformer.Forbidden() {
+		if k.Forbidden() {
 			all = append(all, k.gvk)
 		}
 	}
@@ -269,7 +269,7 @@ func (c *Cache) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	if err != nil {
 		return err
 	}
-	found := k.ObjectInformer.Get(key.Namespace, key.Name)
+	found := k.Get(key.Namespace, key.Name)
 	if found == nil {
 		return apierrors.NewNotFound(schema.GroupResource{Group: gvk.Group, Resource: gvk.Kind}, key.Name)
 	}

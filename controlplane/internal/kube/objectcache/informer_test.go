@@ -38,8 +38,8 @@ func compact(obj client.Object) *item {
 	return i
 }
 
-// Whatever the order of its events, the Informer holds the state of the API server, indexes it, and reports each change
-// once: to Before while readers see the old item, to After when they see the new one.
+// In any order of its events, the Informer holds the state of the API server, indexes it, and reports each change once: to
+// Before while readers see the old item, to After when they see the new one.
 func TestInformerFollowsTheServer(t *testing.T) {
 	outer := t
 	rapid.Check(t, func(t *rapid.T) {

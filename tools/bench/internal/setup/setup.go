@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 // Programs are the programs of one run, and the folder for etcd's files.
@@ -28,17 +28,17 @@ type Programs struct {
 func New(ctx context.Context, progress io.Writer) (_ *Programs, err error) {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
-	p := &Programs{Storage: world.DefaultStorage()}
-	if p.Assets, err = world.Assets(ctx, progress); err != nil {
+	p := &Programs{Storage: simulation.DefaultStorage()}
+	if p.Assets, err = simulation.Assets(ctx, progress); err != nil {
 		return nil, err
 	}
 	if p.dir, err = os.MkdirTemp("", "isthmus-bench-"); err != nil {
 		return nil, fmt.Errorf("make folder: %w", err)
 	}
-	if p.Controller, err = world.BuildController(ctx, p.dir); err != nil {
+	if p.Controller, err = simulation.BuildController(ctx, p.dir); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	fmt.Fprintln(progress, world.DescribeStorage(p.Storage))
+	fmt.Fprintln(progress, simulation.DescribeStorage(p.Storage))
 	return p, nil
 }
 

@@ -1,22 +1,12 @@
-// Package metrictest checks the rows of benchmarks that need an API server.
+// Package metrictest checks the rows of benchmarks in tests.
 package metrictest
 
 import (
 	"math"
-	"os"
 	"testing"
 
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
-	"github.com/isthmus-net/isthmus/tools/netlab"
 )
-
-// NeedAPIServer skips the test, or fails it where skipping is not allowed, without the programs of an API server.
-func NeedAPIServer(t testing.TB) {
-	t.Helper()
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		netlab.Skip(t, "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them")
-	}
-}
 
 // Check reports rows without a plausible value, and a wrong number of rows. A bar of 0 counts events that
 // never happen, so it must be met.

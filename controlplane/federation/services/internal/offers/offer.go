@@ -49,7 +49,7 @@ type Target struct {
 	Number int32
 }
 
-// Of returns the offer of a member Service to other clusters. The error is a permanent fault that the Service's owner has to
+// New returns the offer of a member Service to other clusters. The error is a permanent fault that the Service's owner has to
 // correct.
 //
 //   - A ClusterIP Service, headless or not, offers its pods and their ports. With external IPs, it offers these and its
@@ -61,7 +61,7 @@ type Target struct {
 //   - A Service of virtual machines offers its slices, whatever its type.
 //
 // Addresses of other kinds than pods are ready when any endpoint of the Service is.
-func Of(src Source) (Offer, error) {
+func New(src Source) (Offer, error) {
 	o, err := offer(src)
 	if err != nil {
 		return Offer{}, err

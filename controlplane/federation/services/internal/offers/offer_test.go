@@ -208,7 +208,7 @@ func TestOfferByServiceType(t *testing.T) {
 				}
 				return []netip.Addr{netip.MustParseAddr("203.0.113.6"), netip.MustParseAddr("2001:db8::5"), netip.MustParseAddr("203.0.113.5")}, true
 			}}
-			o, err := offers.Of(src)
+			o, err := offers.New(src)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -239,7 +239,7 @@ func TestLocalOfferHasTheSlices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			src := offers.Source{Cluster: "a", Service: svc, Slices: []*discoveryv1.EndpointSlice{pods}}
-			o, err := offers.Of(src)
+			o, err := offers.New(src)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -271,7 +271,7 @@ func TestUnreachableServiceIsAnError(t *testing.T) {
 		"no ports":     {service(func(s *corev1.Service) { s.Spec.Ports = nil }), "spec.ports"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := offers.Of(offers.Source{Cluster: "a", Service: tc.svc}); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := offers.New(offers.Source{Cluster: "a", Service: tc.svc}); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v does not speak of %s", err, tc.want)
 			}
 		})

@@ -89,7 +89,7 @@ func remove[T client.Object](w *cluster) {
 	w.objects = slices.DeleteFunc(w.objects, func(o client.Object) bool { _, is := o.(T); return is })
 }
 
-// The first link that does not hold is named, with what to do.
+// The result names the first broken link with its remedy.
 func TestExplain(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*cluster)
@@ -98,7 +98,7 @@ func TestExplain(t *testing.T) {
 		fails  string
 	}{
 		"all holds": {text: `Service demo/hello in cluster a
-  ✓ namespace    demo is there
+  ✓ namespace    demo exists
   ✓ export       exported to the clusterset as 243.0.0.5
   ✓ import       ClusterSetIP, exported by a, b
   ✓ ClusterSetIP 243.0.0.5
@@ -113,7 +113,7 @@ node n2
   · clients      3 got a backend
 `},
 		"one node": {nodes: []string{"n2"}, change: func(w *cluster) { remove[*mcsv1beta1.ServiceExport](w) }, text: `Service demo/hello in cluster a
-  ✓ namespace    demo is there
+  ✓ namespace    demo exists
   · export       not exported from this cluster
   ✓ import       ClusterSetIP, exported by a, b
   ✓ ClusterSetIP 243.0.0.5
@@ -126,18 +126,18 @@ node n2
 		"no namespace": {
 			change: func(w *cluster) { remove[*corev1.Namespace](w); remove[*mcsv1beta1.ServiceImport](w) },
 			text: `Service demo/hello in cluster a
-  ✗ namespace    this cluster has no namespace demo, so nothing is imported into it
+  ✗ namespace    this cluster has no namespace demo, so it does not import the service
                  -> create it: kubectl create namespace demo
 `,
-			fails: "service demo/hello is broken at namespace: this cluster has no namespace demo, so nothing is imported into it; create it: kubectl create namespace demo",
+			fails: "service demo/hello is broken at namespace: this cluster has no namespace demo, so it does not import the service; create it: kubectl create namespace demo",
 		},
-		"nobody exports it": {
+		"no cluster exports it": {
 			change: func(w *cluster) { remove[*mcsv1beta1.ServiceExport](w); remove[*mcsv1beta1.ServiceImport](w) },
-			fails:  "broken at import: there is no ServiceImport: no cluster exports the Service; export it from a cluster that has it: isthmusctl export service hello -n demo",
+			fails:  "broken at import: it has no ServiceImport: no cluster exports the service; export it from a cluster with the service: isthmusctl export service hello -n demo",
 		},
 		"exported here and not imported": {
 			change: func(w *cluster) { remove[*mcsv1beta1.ServiceImport](w) },
-			fails:  "broken at import: there is no ServiceImport, though this cluster exports the Service; see that the controller runs and reaches the broker: isthmusctl status",
+			fails:  "broken at import: it has no ServiceImport, although this cluster exports the service; check that the controller runs and reaches the broker: isthmusctl status",
 		},
 		"the export is invalid": {
 			change: func(w *cluster) {
@@ -145,11 +145,11 @@ node n2
 					e.Status.Conditions[0].Status, e.Status.Conditions[0].Reason, e.Status.Conditions[0].Message = "False", "NoService", "there is no Service hello"
 				})
 			},
-			fails: "broken at export: Valid=False, NoService: there is no Service hello; mend what",
+			fails: "broken at export: Valid=False, NoService: there is no Service hello; correct the fault",
 		},
-		"nobody looks at the export": {
+		"the export is not processed": {
 			change: func(w *cluster) { change(w, func(e *mcsv1beta1.ServiceExport) { e.Status.Conditions = nil }) },
-			fails:  "broken at export: nobody has looked at the ServiceExport",
+			fails:  "broken at export: the ServiceExport has not been processed yet",
 		},
 		"no address": {
 			change: func(w *cluster) {
@@ -160,7 +160,7 @@ node n2
 			},
 			fails: "broken at import: Ready=False, Pending: no IP yet",
 		},
-		"nobody is ready": {
+		"no endpoint is ready": {
 			change: func(w *cluster) {
 				no := false
 				change(w, func(s *discoveryv1.EndpointSlice) {
@@ -169,7 +169,7 @@ node n2
 					}
 				})
 			},
-			fails: "broken at endpoints: none is ready: 0 of 2 ready in a, 0 of 1 ready in b; make the pods behind it ready in these clusters: kubectl get pods -n demo",
+			fails: "broken at endpoints: none is ready: 0 of 2 ready in a, 0 of 1 ready in b; make its pods ready in these clusters: kubectl get pods -n demo",
 		},
 		"the kernel of one node": {
 			change: func(w *cluster) {
@@ -183,7 +183,7 @@ node n2
 			change: func(w *cluster) { delete(w.answers, "a-1:9470/explain") },
 			fails:  "broken at agent on node n1: pod a-1 does not answer on port 9470",
 		},
-		"no such node": {nodes: []string{"n9"}, fails: `no agent runs on a node "n9"; agents run on n1, n2`},
+		"no such node": {nodes: []string{"n9"}, fails: `no agent runs on node "n9"; agents run on n1, n2`},
 		"an older installation": {
 			change: func(w *cluster) { remove[*corev1.ServiceAccount](w) },
 			fails:  "ServiceAccount isthmus-system/isthmus-observer does not exist; upgrade Isthmus",
@@ -200,7 +200,7 @@ node n2
 			if c.change != nil {
 				c.change(&w)
 			}
-			x, err := w.collector(t).explain(t.Context(), called{key: client.ObjectKey{Namespace: "demo", Name: "hello"}}, c.nodes)
+			x, err := w.collector(t).explain(t.Context(), serviceRef{key: client.ObjectKey{Namespace: "demo", Name: "hello"}}, c.nodes)
 			if err == nil {
 				err = x.err()
 				var out bytes.Buffer
@@ -225,10 +225,10 @@ node n2
 	}
 }
 
-// All the ways in which people call a Service.
+// The test covers all forms of a reference to a Service.
 func TestParseService(t *testing.T) {
-	hello := called{key: client.ObjectKey{Namespace: "demo", Name: "hello"}}
-	for text, want := range map[string]called{
+	hello := serviceRef{key: client.ObjectKey{Namespace: "demo", Name: "hello"}}
+	for text, want := range map[string]serviceRef{
 		"hello.demo": hello, "demo/hello": hello, "hello.demo.svc.clusterset.local": hello, "hello.demo.svc.clusterset.local.": hello,
 		"b.eu.hello.demo.svc.clusterset.local": hello, "243.0.0.5": {vip: netip.MustParseAddr("243.0.0.5")},
 		"::ffff:243.0.0.5": {vip: netip.MustParseAddr("243.0.0.5")}, "fd00::5": {vip: netip.MustParseAddr("fd00::5")},
@@ -247,7 +247,7 @@ func TestParseService(t *testing.T) {
 		t.Errorf("the Service of the address is %s, %v", key, err)
 	}
 	if _, err := w.collector(t).ofAddress(t.Context(), netip.MustParseAddr("243.0.0.6")); err == nil {
-		t.Error("an address that nobody has belongs to somebody")
+		t.Error("an unknown address resolves to a Service")
 	}
 }
 
@@ -264,7 +264,7 @@ func events(t *testing.T, all ...status.Event) *bytes.Buffer {
 	return out
 }
 
-// Events of all nodes are shown until there were enough; a node that ends, or cannot be observed, is named.
+// The command prints events of all nodes until the limit, and names a node that ends or cannot be observed.
 func TestObserve(t *testing.T) {
 	at := time.Date(2026, 11, 22, 10, 11, 12, 345e6, time.Local)
 	vip := netip.MustParseAddrPort("243.0.0.5:80")
@@ -283,23 +283,23 @@ func TestObserve(t *testing.T) {
 		says    string
 		fails   string
 	}{
-		"until there were enough": {
+		"until the limit": {
 			answers: map[string]any{"a-1:9470/observe": events(t, chosen, chosen, chosen)}, w: watch{last: 2, nodes: []string{"n1"}},
 			out: strings.Repeat("10:11:12.345 n1 demo/hello curl[42] 243.0.0.5:80/TCP -> 10.2.0.1:8080 of b (socket)\n", 2),
 		},
 		"lost ones, and those of no Service": {
 			answers: map[string]any{"a-2:19470/observe": events(t, refused)}, w: watch{last: 1, nodes: []string{"n2"}},
-			out: "n2: 7 events lost, too many at once; see --sample\n10:11:12.345 n2 - 10.9.0.1:4000 243.0.0.5:80/UDP refused: no_frontend (packet)\n",
+			out: "n2: 7 events lost, because there were too many; see --sample\n10:11:12.345 n2 - 10.9.0.1:4000 243.0.0.5:80/UDP refused: no_frontend (packet)\n",
 		},
 		"one node of two": {
 			answers: map[string]any{"a-1:9470/observe": events(t, chosen)}, w: watch{},
 			out:   "10:11:12.345 n1 demo/hello curl[42] 243.0.0.5:80/TCP -> 10.2.0.1:8080 of b (socket)\n",
 			says:  "node n2: pod a-2 does not answer on port 19470",
-			fails: "no node can be observed any more",
+			fails: "no node can be observed",
 		},
 		"a fault of the agent": {
 			answers: map[string]any{"a-1:9470/observe": events(t, status.Event{Error: "no ring buffer"})}, w: watch{nodes: []string{"n1"}},
-			says: "node n1: pod a-1: no ring buffer", fails: "no node can be observed any more: pod a-1: no ring buffer",
+			says: "node n1: pod a-1: no ring buffer", fails: "no node can be observed: pod a-1: no ring buffer",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -324,7 +324,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// Whoever interrupts it, or has set a time, is told nothing.
+// An interrupted or timed out observation is no error.
 func TestObserveEnds(t *testing.T) {
 	w := imported()
 	quiet, writer := io.Pipe()

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -21,7 +21,7 @@ const (
 // returns how long it took until a had them: from the exporter's own watch event where it is b, from the
 // write to the broker where it is simulated. Changes are due by the clock: a slow API server makes them
 // late, not fewer.
-func (w *World) Churn(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
+func (w *ClusterSet) Churn(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
 	var all []*source
 	for _, x := range w.exporters {
 		all = append(all, x.slices...)
@@ -29,7 +29,7 @@ func (w *World) Churn(ctx context.Context, perSecond float64, duration time.Dura
 	return w.churn(ctx, all, perSecond, duration)
 }
 
-func (w *World) churn(ctx context.Context, all []*source, perSecond float64, duration time.Duration) (Propagation, error) {
+func (w *ClusterSet) churn(ctx context.Context, all []*source, perSecond float64, duration time.Duration) (Propagation, error) {
 	if perSecond <= 0 || duration <= 0 {
 		return Propagation{}, errors.New("churn needs a rate and a duration")
 	}

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -146,7 +146,7 @@ func (s *source) object() *discoveryv1.EndpointSlice {
 func namespace(i int) string { return fmt.Sprintf("scale-%d", i) }
 
 // names are the Services that the x-th exporter exports.
-func (w *World) names(x int) []clusterset.ServiceName {
+func (w *ClusterSet) names(x int) []clusterset.ServiceName {
 	var names []clusterset.ServiceName
 	for i := range w.cfg.Exports {
 		name := fmt.Sprintf("web-%05d", i)

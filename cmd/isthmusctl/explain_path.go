@@ -19,20 +19,20 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// road is what a cluster's API server holds of one Service of the ClusterSet.
-type road struct {
+// servicePath holds the objects of one Service of the ClusterSet on a cluster's API server.
+type servicePath struct {
 	key       client.ObjectKey
-	cluster   string // the id of this one, "" when it is no member
-	served    bool   // the cluster has the kinds of the MCS API
-	namespace bool   // it is there
+	cluster   string // the id of this cluster, "" if it is not a member
+	served    bool   // the cluster serves the MCS API
+	namespace bool   // it exists
 	exported  *mcsv1beta1.ServiceExport
 	imported  *mcsv1beta1.ServiceImport
 	slices    []discoveryv1.EndpointSlice // of the import
 }
 
-// road reads what there is of a Service.
-func (c *collector) road(ctx context.Context, key client.ObjectKey) (*road, error) {
-	r := &road{key: key, served: true}
+// servicePath reads the objects of a Service.
+func (c *collector) servicePath(ctx context.Context, key client.ObjectKey) (*servicePath, error) {
+	r := &servicePath{key: key, served: true}
 	members := &v1alpha1.MemberList{}
 	err := c.client.List(ctx, members, client.InNamespace(c.namespace))
 	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
@@ -70,7 +70,7 @@ func (c *collector) road(ctx context.Context, key client.ObjectKey) (*road, erro
 	return r, nil
 }
 
-// find reads an object and returns false when there is none.
+// find reads an object and returns false if it does not exist.
 func (c *collector) find(ctx context.Context, key client.ObjectKey, o client.Object) (bool, error) {
 	err := c.client.Get(ctx, key, o)
 	switch {
@@ -84,21 +84,21 @@ func (c *collector) find(ctx context.Context, key client.ObjectKey, o client.Obj
 	return true, nil
 }
 
-// links are those of the cluster, up to the first one without which there can be no others.
-func (r *road) links() []status.Link {
+// links returns the links of the cluster, up to the first one on which all others depend.
+func (r *servicePath) links() []status.Link {
 	ok := func(link, format string, args ...any) status.Link {
 		return status.Link{Link: link, State: status.LinkOK, Text: fmt.Sprintf(format, args...)}
 	}
 	if !r.served {
-		return []status.Link{{Link: "cluster", State: status.LinkBroken, Text: "it serves no kinds of the MCS API", Fix: "let it join: isthmusctl join"}}
+		return []status.Link{{Link: "cluster", State: status.LinkBroken, Text: "it does not serve the MCS API", Fix: "let it join: isthmusctl join"}}
 	}
 	if !r.namespace {
 		return []status.Link{{
-			Link: "namespace", State: status.LinkBroken, Text: fmt.Sprintf("this cluster has no namespace %s, so nothing is imported into it", r.key.Namespace),
+			Link: "namespace", State: status.LinkBroken, Text: fmt.Sprintf("this cluster has no namespace %s, so it does not import the service", r.key.Namespace),
 			Fix: "create it: kubectl create namespace " + r.key.Namespace,
 		}}
 	}
-	links := []status.Link{ok("namespace", "%s is there", r.key.Namespace), r.exportLink(), r.importLink()}
+	links := []status.Link{ok("namespace", "%s exists", r.key.Namespace), r.exportLink(), r.importLink()}
 	if r.imported == nil {
 		return links
 	}
@@ -108,8 +108,8 @@ func (r *road) links() []status.Link {
 	return append(links, r.endpointLink())
 }
 
-// exportLink says how the export from this cluster fares, if there is one.
-func (r *road) exportLink() status.Link {
+// exportLink returns the state of the export from this cluster, if there is one.
+func (r *servicePath) exportLink() status.Link {
 	l := status.Link{Link: "export", State: status.LinkOK}
 	if r.exported == nil {
 		l.State, l.Text = status.LinkNote, "not exported from this cluster"
@@ -119,14 +119,14 @@ func (r *road) exportLink() status.Link {
 	for _, t := range []mcsv1beta1.ServiceExportConditionType{mcsv1beta1.ServiceExportConditionValid, mcsv1beta1.ServiceExportConditionReady} {
 		cond := meta.FindStatusCondition(r.exported.Status.Conditions, string(t))
 		switch {
-		case cond == nil && r.cluster == "": // another implementation's, which may have other conditions
+		case cond == nil && r.cluster == "": // another implementation may have other conditions
 		case cond == nil:
-			l.State, l.Text = status.LinkBroken, fmt.Sprintf("nobody has looked at the ServiceExport yet: it has no condition %s", t)
-			l.Fix = "see that the controller runs: isthmusctl status"
+			l.State, l.Text = status.LinkBroken, fmt.Sprintf("the ServiceExport has not been processed yet: it has no condition %s", t)
+			l.Fix = "check that the controller runs: isthmusctl status"
 			return l
 		case cond.Status != metav1.ConditionTrue:
 			l.State, l.Text = status.LinkBroken, fmt.Sprintf("%s=%s, %s: %s", cond.Type, cond.Status, cond.Reason, cond.Message)
-			l.Fix = fmt.Sprintf("mend what the condition names, or take the export back: isthmusctl unexport service %s -n %s", r.key.Name, r.key.Namespace)
+			l.Fix = fmt.Sprintf("correct the fault that the condition names, or withdraw the export: isthmusctl unexport service %s -n %s", r.key.Name, r.key.Namespace)
 			return l
 		case t == mcsv1beta1.ServiceExportConditionReady && cond.Message != "":
 			l.Text = cond.Message
@@ -138,17 +138,17 @@ func (r *road) exportLink() status.Link {
 	return l
 }
 
-// importLink says whether the Service came here, and from where.
-func (r *road) importLink() status.Link {
+// importLink returns the state of the import.
+func (r *servicePath) importLink() status.Link {
 	l := status.Link{Link: "import", State: status.LinkOK}
 	if r.imported == nil {
 		l.State = status.LinkBroken
 		if r.exported == nil {
-			l.Text = "there is no ServiceImport: no cluster exports the Service"
-			l.Fix = fmt.Sprintf("export it from a cluster that has it: isthmusctl export service %s -n %s", r.key.Name, r.key.Namespace)
+			l.Text = "it has no ServiceImport: no cluster exports the service"
+			l.Fix = fmt.Sprintf("export it from a cluster with the service: isthmusctl export service %s -n %s", r.key.Name, r.key.Namespace)
 		} else {
-			l.Text = "there is no ServiceImport, though this cluster exports the Service"
-			l.Fix = "see that the controller runs and reaches the broker: isthmusctl status"
+			l.Text = "it has no ServiceImport, although this cluster exports the service"
+			l.Fix = "check that the controller runs and reaches the broker: isthmusctl status"
 		}
 		return l
 	}
@@ -161,13 +161,13 @@ func (r *road) importLink() status.Link {
 	cond := meta.FindStatusCondition(r.imported.Status.Conditions, string(mcsv1beta1.ServiceImportConditionReady))
 	if cond != nil && cond.Status != metav1.ConditionTrue {
 		l.State, l.Text = status.LinkBroken, fmt.Sprintf("%s=%s, %s: %s", cond.Type, cond.Status, cond.Reason, cond.Message)
-		l.Fix = "see the conditions of the ServiceExports in the clusters that export it"
+		l.Fix = "see the conditions of its ServiceExports in the exporting clusters"
 	}
 	return l
 }
 
-// endpointLink says who stands behind the import, by cluster.
-func (r *road) endpointLink() status.Link {
+// endpointLink returns the state of the endpoints, by cluster.
+func (r *servicePath) endpointLink() status.Link {
 	by := tally(r.slices)
 	for _, c := range r.imported.Status.Clusters {
 		if _, ok := by[c.Cluster]; !ok {
@@ -189,16 +189,16 @@ func (r *road) endpointLink() status.Link {
 		if len(parts) > 0 {
 			l.Text += ": " + strings.Join(parts, ", ")
 		}
-		l.Fix = fmt.Sprintf("make the pods behind it ready in these clusters: kubectl get pods -n %s", r.key.Namespace)
+		l.Fix = fmt.Sprintf("make its pods ready in these clusters: kubectl get pods -n %s", r.key.Namespace)
 	}
 	return l
 }
 
-// counts is how many endpoints are ready, and how many there are.
+// counts are numbers of endpoints.
 type counts struct{ ready, all int }
 
-// tally counts endpoints by source cluster. Of a Service with two families each endpoint is there twice: the family that
-// has more of them counts.
+// tally counts endpoints by source cluster. A Service with two families has each endpoint twice, so tally takes the larger
+// number of the two families.
 func tally(slices []discoveryv1.EndpointSlice) map[string]counts {
 	type key struct {
 		cluster string

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 func valid() Config {
@@ -67,7 +67,7 @@ func TestCounts(t *testing.T) {
 // Blocks of members hold all their endpoints and do not overlap, nor do blocks of ClusterSetIPs.
 func TestBlocks(t *testing.T) {
 	t.Parallel()
-	w := &World{cfg: valid()}
+	w := &ClusterSet{cfg: valid()}
 	w.cfg.Members, w.cfg.Exports, w.cfg.Endpoints = 20, 1000, 100
 	for n := range w.ids() {
 		mine := w.podBlock(n)
@@ -88,7 +88,7 @@ func TestBlocks(t *testing.T) {
 // A member with more endpoints than a slice holds has several, and its addresses come to an end.
 func TestExporter(t *testing.T) {
 	t.Parallel()
-	w := &World{cfg: valid()}
+	w := &ClusterSet{cfg: valid()}
 	x := newExporter("s1", w.podBlock(2))
 	if err := x.add(clusterset.ServiceName{Namespace: "n", Name: "s"}, 2*perSlice+1); err != nil {
 		t.Fatal(err)
@@ -115,12 +115,10 @@ func TestExporter(t *testing.T) {
 	}
 }
 
-// TestWorld goes through a small world: two simulated members and the real a and b, three Services. Restarts
+// TestClusterSet runs a small ClusterSet: two simulated members and the real a and b, three Services. Restarts
 // are in the test of tools/bench/controlplane.
-func TestWorld(t *testing.T) {
-	if os.Getenv(assetsVariable) == "" {
-		netlab.Skip(t, assetsVariable+" does not name a directory with kube-apiserver and etcd; run make test, which builds them")
-	}
+func TestClusterSet(t *testing.T) {
+	apitest.Require(t)
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	ctx := t.Context()
@@ -132,12 +130,12 @@ func TestWorld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	storage, err := os.MkdirTemp(DefaultStorage(), "world-test-") //nolint:usetesting // in memory, where its fsync costs nothing
+	storage, err := os.MkdirTemp(DefaultStorage(), "simulation-test-") //nolint:usetesting // in memory, where its fsync costs nothing
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(storage)
-	w, err := New(ctx, Config{
+	w, err := NewClusterSet(ctx, Config{
 		Assets: assets, Controller: controller, Storage: storage,
 		Members: 2, Exports: 3, Endpoints: 2, Exporter: true, Progress: t.Output(),
 	})
@@ -187,6 +185,6 @@ func TestWorld(t *testing.T) {
 		t.Error(err)
 	}
 	if left, err := filepath.Glob(filepath.Join(storage, "*")); err != nil || len(left) > 0 {
-		t.Errorf("the world leaves %v (%v)", left, err)
+		t.Errorf("Close leaves %v (%v)", left, err)
 	}
 }

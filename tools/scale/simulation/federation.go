@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -29,50 +29,51 @@ import (
 	"github.com/isthmus-net/isthmus/tools/process"
 )
 
-// FederationConfig describes a federation to measure: real API servers, which stand for their clusters, and a real
+// FederationConfig describes a federation to measure. It has real API servers in place of clusters, and a real
 // isthmus-controller for each supervisor.
 type FederationConfig struct {
 	// Assets is a folder with kube-apiserver and etcd, Controller the program isthmus-controller.
 	Assets, Controller string
-	// Storage is where etcd's files are; they are removed with the federation.
+	// Storage is the folder of etcd's files, which Close removes.
 	Storage string
-	// Members is how many clusters there are, and Supervisors how many of them supervise.
+	// Members is the number of clusters, and Supervisors the number of supervisors among them.
 	Members, Supervisors int
-	// Services is how many each member has of the same federated ones, Endpoints how many each of those has in it.
+	// Services is the number of federated Services, each with a member Service in every member. Endpoints is the number of
+	// endpoints of each member Service.
 	Services, Endpoints int
-	// ClusterSetIPs says that federated Services have them, and Policies how many each member has that travel.
+	// ClusterSetIPs enables ClusterSetIPs. Policies is the number of replicated policies of each member.
 	ClusterSetIPs bool
 	Policies      int
-	// Progress gets one line a step.
+	// Progress gets one line for each step.
 	Progress io.Writer
 }
 
-// Federation is one that was formed, in which everything is written. Its methods are to be called one at a time.
+// Federation is a formed federation in which everything is written. Its methods must not be called concurrently.
 type Federation struct {
-	world *World
-	cfg   FederationConfig
+	set *ClusterSet
+	cfg FederationConfig
 
 	cost Cost
 
 	mu   sync.Mutex
-	seen map[netip.Addr]int // in how many members a new address is
+	seen map[netip.Addr]int // number of members that have a new address
 }
 
-// Cost is what it took until everything was written for the first time.
+// Cost is the cost of the first write of everything.
 type Cost struct {
-	Writes float64       // that API servers were asked for, Leases apart
+	Writes float64       // write requests to API servers, Leases excluded
 	CPU    time.Duration // of the first supervisor
 }
 
-// NewFederation starts API servers, forms a federation of them, gives all members their Services, and waits until all
-// are written everywhere. Nothing of it outlives Close.
+// NewFederation starts API servers, forms a federation of them, creates the Services of all members, and waits until
+// everything is written. Its processes and files end with Close.
 func NewFederation(ctx context.Context, cfg FederationConfig) (*Federation, error) {
 	if cfg.Members < 2 || cfg.Members > 64 || cfg.Supervisors < 1 || cfg.Supervisors > cfg.Members || cfg.Services < 1 || cfg.Endpoints < 1 {
 		return nil, fmt.Errorf("make a federation: %d members with %d supervisors, %d services and %d endpoints; it takes 2 to 64 members, and one at least of the others",
 			cfg.Members, cfg.Supervisors, cfg.Services, cfg.Endpoints)
 	}
-	// What a federation has of a ClusterSet: members with Services.
-	w := &World{
+	// The federation uses the members and Services of a ClusterSet.
+	w := &ClusterSet{
 		cfg: Config{
 			Assets: cfg.Assets, Controller: cfg.Controller, Storage: cfg.Storage, Progress: cfg.Progress,
 			Members: cfg.Members, Exports: cfg.Services, Endpoints: cfg.Endpoints,
@@ -85,7 +86,7 @@ func NewFederation(ctx context.Context, cfg FederationConfig) (*Federation, erro
 	lifetime, end := context.WithCancel(ctx)
 	w.end = end
 	w.life, w.lifetime = errgroup.WithContext(lifetime)
-	f := &Federation{world: w, cfg: cfg, seen: map[netip.Addr]int{}}
+	f := &Federation{set: w, cfg: cfg, seen: map[netip.Addr]int{}}
 	for _, step := range []func(context.Context) error{f.startServers, f.form, f.fill, f.write} {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(fmt.Errorf("make a federation: %w", err), f.Close())
@@ -94,20 +95,20 @@ func NewFederation(ctx context.Context, cfg FederationConfig) (*Federation, erro
 	return f, nil
 }
 
-// Close ends every process of the federation and removes its files: supervisors first, since each holds on to the API
-// servers of all.
+// Close ends every process of the federation and removes its files. Supervisors end first, because each holds connections
+// to all API servers.
 func (f *Federation) Close() error {
 	var errs []error
-	for _, m := range f.world.federated {
+	for _, m := range f.set.federated {
 		if m != nil {
 			errs = append(errs, m.stop())
 		}
 	}
-	return errors.Join(append(errs, f.world.Close())...)
+	return errors.Join(append(errs, f.set.Close())...)
 }
 
 func (f *Federation) startServers(ctx context.Context) error {
-	w := f.world
+	w := f.set
 	dir, err := os.MkdirTemp(f.cfg.Storage, "isthmus-scale-")
 	if err != nil {
 		return err
@@ -116,7 +117,7 @@ func (f *Federation) startServers(ctx context.Context) error {
 	w.onClose(func() error { return os.RemoveAll(dir) })
 	w.say("start %d API servers, with their data in %s", f.cfg.Members, f.cfg.Storage)
 	starting, ctx := errgroup.WithContext(ctx)
-	starting.SetLimit(runtime.NumCPU() + 1) // a start is work for a CPU
+	starting.SetLimit(runtime.NumCPU() + 1) // a start is CPU-bound
 	for i := range w.federated {
 		starting.Go(func() (err error) {
 			id := simulatedID(i)
@@ -127,13 +128,13 @@ func (f *Federation) startServers(ctx context.Context) error {
 	return starting.Wait()
 }
 
-// form makes the members a federation, as isthmusctl does.
+// form forms the federation as isthmusctl does.
 func (f *Federation) form(ctx context.Context) error {
 	forming, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var clusters []bootstrap.Cluster
 	var issuing errgroup.Group
-	for i, m := range f.world.federated {
+	for i, m := range f.set.federated {
 		cfg := m.server.As(apiserver.Admin)
 		clusters = append(clusters, bootstrap.Cluster{
 			ID: m.id, Supervisor: i < f.cfg.Supervisors, Context: string(m.id), Client: m.client, Host: cfg.Host, CA: cfg.CAData,
@@ -146,7 +147,7 @@ func (f *Federation) form(ctx context.Context) error {
 		return err
 	}
 	const vips = `{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`
-	for _, m := range f.world.federated[:f.cfg.Supervisors] {
+	for _, m := range f.set.federated[:f.cfg.Supervisors] {
 		federation := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
 		if err := m.client.Patch(ctx, federation, client.RawPatch(types.MergePatchType, []byte(vips))); err != nil {
 			return err
@@ -155,9 +156,9 @@ func (f *Federation) form(ctx context.Context) error {
 	return nil
 }
 
-// fill gives every member its Services, and its policies.
+// fill creates the Services and policies of every member.
 func (f *Federation) fill(ctx context.Context) error {
-	w := f.world
+	w := f.set
 	var todo []func(context.Context) error
 	for i, m := range w.federated {
 		x := newExporter(m.id, w.podBlock(i))
@@ -185,7 +186,7 @@ func (f *Federation) fill(ctx context.Context) error {
 	return w.inParallel(ctx, "objects written to members", todo)
 }
 
-// write lets supervisors write everything, and counts what that costs.
+// write lets supervisors write everything, and measures the cost.
 func (f *Federation) write(ctx context.Context) error {
 	before, err := f.writes(ctx)
 	if err != nil {
@@ -197,7 +198,7 @@ func (f *Federation) write(ctx context.Context) error {
 	if err := f.awaitWritten(ctx); err != nil {
 		return err
 	}
-	controller := f.world.federated[0].controller
+	controller := f.set.federated[0].controller
 	if err := f.quiet(ctx, controller); err != nil {
 		return err
 	}
@@ -210,11 +211,11 @@ func (f *Federation) write(ctx context.Context) error {
 	return err
 }
 
-// Cost is what it took until everything was written for the first time.
+// Cost returns the cost of the first write of everything.
 func (f *Federation) Cost() Cost { return f.cost }
 
 func (f *Federation) startSupervisors(ctx context.Context) error {
-	for _, m := range f.world.federated[:f.cfg.Supervisors] {
+	for _, m := range f.set.federated[:f.cfg.Supervisors] {
 		if err := m.start(ctx, f.cfg.Controller, "--federation"); err != nil {
 			return err
 		}
@@ -222,18 +223,18 @@ func (f *Federation) startSupervisors(ctx context.Context) error {
 	return nil
 }
 
-// writtenTimeout is for 200,000 slices, which two CPUs write 150 of a second into real API servers.
+// writtenTimeout suffices for 200,000 slices, which two CPUs write into real API servers at 150 per second.
 const writtenTimeout = time.Hour
 
-// awaitWritten waits until all members have all federated Services, with the slices of all members.
+// awaitWritten waits until all members have all federated Services with the slices of all members.
 func (f *Federation) awaitWritten(ctx context.Context) error {
 	want, said := 0, time.Now()
-	for _, x := range f.world.exporters {
+	for _, x := range f.set.exporters {
 		want += len(x.slices)
 	}
-	return f.world.await(ctx, writtenTimeout, time.Second, "not everything is written", func() (bool, error) {
+	return f.set.await(ctx, writtenTimeout, time.Second, "not everything is written", func() (bool, error) {
 		least := want
-		for _, m := range f.world.federated {
+		for _, m := range f.set.federated {
 			n, err := count(ctx, m)
 			if err != nil {
 				return false, err
@@ -242,17 +243,17 @@ func (f *Federation) awaitWritten(ctx context.Context) error {
 		}
 		if least == want || time.Since(said) > 15*time.Second {
 			said = time.Now()
-			f.world.say("every member has %d of %d slices", least, want)
+			f.set.say("every member has %d of %d slices", least, want)
 		}
 		return least == want, nil
 	})
 }
 
-// count returns how many slices of federated Services are in a member.
+// count returns the number of slices of federated Services in a member.
 func count(ctx context.Context, m *member) (int, error) {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(discoveryv1.SchemeGroupVersion.WithKind("EndpointSliceList"))
-	// Without a selector an API server says how many there are beside those of a page. All of the namespace are ours.
+	// Without a selector an API server returns the number of objects after a page. All slices of the namespace are ours.
 	err := m.client.List(ctx, list, client.InNamespace(federationv1alpha1.DefaultSystemNamespace), client.Limit(1))
 	n := len(list.Items)
 	if list.RemainingItemCount != nil {
@@ -261,27 +262,27 @@ func count(ctx context.Context, m *member) (int, error) {
 	return n, err
 }
 
-// Churn changes endpoints of all members for a while, one at a time and perSecond times a second, and returns how long
-// it took from the member's own watch event until all members had it.
+// Churn changes endpoints of all members for a while, one at a time and perSecond times per second. It returns the
+// latencies from the member's own watch event until all members have the change.
 func (f *Federation) Churn(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
 	if err := f.observe(ctx); err != nil {
 		return Propagation{}, err
 	}
-	return f.world.Churn(ctx, perSecond, duration)
+	return f.set.Churn(ctx, perSecond, duration)
 }
 
-// observe watches where changes begin and where they arrive, unless it does already.
+// observe watches the source and the copies of changes, once.
 func (f *Federation) observe(ctx context.Context) error {
-	for _, m := range f.world.federated {
+	for _, m := range f.set.federated {
 		if len(m.ends) > 0 {
 			continue
 		}
-		err := f.world.follow(ctx, m, &discoveryv1.EndpointSliceList{}, func(at time.Time, _ watch.EventType, obj client.Object) {
+		err := f.set.follow(ctx, m, &discoveryv1.EndpointSliceList{}, func(at time.Time, _ watch.EventType, obj client.Object) {
 			es, ok := obj.(*discoveryv1.EndpointSlice)
 			switch {
 			case !ok:
 			case es.Labels[discoveryv1.LabelManagedBy] != federationv1alpha1.ManagedBy:
-				eachAddress(es, func(a netip.Addr) { f.world.tracker.from(a, at) })
+				eachAddress(es, func(a netip.Addr) { f.set.tracker.from(a, at) })
 			case es.Labels[federationv1alpha1.MarkCluster] != "":
 				eachAddress(es, func(a netip.Addr) { f.arrived(m.id, a, at) })
 			}
@@ -293,21 +294,21 @@ func (f *Federation) observe(ctx context.Context) error {
 	return nil
 }
 
-// arrived notes that a member has an address.
+// arrived records that a member has an address.
 func (f *Federation) arrived(id clusterset.ClusterID, a netip.Addr, at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i, m := range f.world.federated {
+	for i, m := range f.set.federated {
 		if m.id == id {
 			f.seen[a] |= 1 << i
 		}
 	}
-	if f.seen[a] == 1<<len(f.world.federated)-1 {
-		f.world.tracker.to(a, at)
+	if f.seen[a] == 1<<len(f.set.federated)-1 {
+		f.set.tracker.to(a, at)
 	}
 }
 
-// String says how large it is.
+// String describes the size.
 func (f *Federation) String() string {
 	text := fmt.Sprintf("%d members x %d services x %d endpoints", f.cfg.Members, f.cfg.Services, f.cfg.Endpoints)
 	if f.cfg.ClusterSetIPs {
@@ -319,43 +320,42 @@ func (f *Federation) String() string {
 	return text
 }
 
-// Memory is how much the first supervisor has had in memory at most since it started, in bytes.
+// Memory returns the peak memory of the first supervisor since its start, in bytes.
 func (f *Federation) Memory() (int64, error) {
-	u, err := f.world.federated[0].controller.Usage()
+	u, err := f.set.federated[0].controller.Usage()
 	return u.Peak, err
 }
 
-// Restart starts the first supervisor anew and waits until it leads again and has looked at everything.
+// Restart restarts the first supervisor and waits until it leads again and has reconciled everything.
 func (f *Federation) Restart(ctx context.Context) error {
-	m := f.world.federated[0]
+	m := f.set.federated[0]
 	if err := m.stop(); err != nil {
 		return err
 	}
-	f.world.say("start supervisor %s anew", m.id)
+	f.set.say("start supervisor %s anew", m.id)
 	if err := m.start(ctx, f.cfg.Controller, "--federation"); err != nil {
 		return err
 	}
 	return f.quiet(ctx, m.controller)
 }
 
-// quiet waits until a program takes next to no processor time.
+// quiet waits until a process uses next to no CPU time.
 func (f *Federation) quiet(ctx context.Context, p *process.Process) error {
 	const window, idle = time.Second, 50 * time.Millisecond
 	var before process.Usage
 	looks := 0
-	return f.world.await(ctx, importTimeout, window, "the supervisor does not come to rest", func() (bool, error) {
+	return f.set.await(ctx, importTimeout, window, "the supervisor does not come to rest", func() (bool, error) {
 		now, err := p.Usage()
 		took := now.CPU - before.CPU
 		before = now
 		looks++
-		return looks > 3 && took < idle, err // it takes a moment to begin
+		return looks > 3 && took < idle, err // work takes a moment to begin
 	})
 }
 
-// Rest looks at a federation in which nothing happens, and returns how often its API servers were asked to change
-// something, Leases apart.
+// Rest waits while nothing changes, and returns the number of write requests to the API servers, Leases excluded.
 func (f *Federation) Rest(ctx context.Context, duration time.Duration) (writes float64, err error) {
-	if err := f.quiet(ctx, f.world.federated[0].controller); err != nil {
+	if err := f.quiet(ctx, f.set.federated[0].controller); err != nil {
 		return 0, err
 	}
 	before, err := f.writes(ctx)
@@ -371,9 +371,9 @@ func (f *Federation) Rest(ctx context.Context, duration time.Duration) (writes f
 	return after - before, err
 }
 
-// writes returns how often API servers were asked to change something, Leases apart.
+// writes returns the number of write requests to API servers, Leases excluded.
 func (f *Federation) writes(ctx context.Context) (all float64, err error) {
-	for _, m := range f.world.federated {
+	for _, m := range f.set.federated {
 		requests, err := m.server.Requests(ctx)
 		if err != nil {
 			return 0, err

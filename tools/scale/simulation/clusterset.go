@@ -1,11 +1,11 @@
-// Package world is a ClusterSet to measure: one real broker, members that are simulated, a real member a
-// that imports, and if wanted a real member b that exports. Real means kube-apiserver, etcd and the
-// isthmus-controller that users run, as processes of this machine whose cost can be told apart.
+// Package simulation builds a ClusterSet to measure: one real broker, simulated members, a real member a that imports, and
+// optionally a real member b that exports. Real means kube-apiserver, etcd and the isthmus-controller that users run, as
+// processes of this machine whose cost is measured one by one.
 //
-// A simulated member says on the broker what a real one would say, renews its Lease, and watches what a
-// member watches, so that the broker works as hard as with real ones. What it exports changes at a rate of
-// the caller's choice, and a watch of a's API server tells how long each change takes.
-package world
+// A simulated member writes to the broker what a real one would write, renews its Lease, and watches what a member watches, so
+// that the load of the broker is real. Its exports change at a chosen rate, and a watch on a's API server measures how long
+// each change takes.
+package simulation
 
 import (
 	"context"
@@ -35,7 +35,7 @@ const (
 	namespaces = 10
 	// spare is how many addresses each member has beyond those it starts with: one a change.
 	spare = 1 << 16
-	// writers is how many objects are written at a time while a world is made.
+	// writers is how many objects are written at a time while a ClusterSet is filled.
 	writers = 16
 )
 
@@ -48,11 +48,11 @@ const (
 // pods is where the addresses of all endpoints are.
 var pods = netip.MustParsePrefix("10.0.0.0/8")
 
-// Config describes a world.
+// Config describes a ClusterSet.
 type Config struct {
 	// Assets is a folder with kube-apiserver and etcd, Controller the program isthmus-controller.
 	Assets, Controller string
-	// Storage is where etcd's files are; they are removed with the world.
+	// Storage is where etcd's files are; Close removes them.
 	Storage string
 	// Members is how many members are simulated.
 	Members int
@@ -107,7 +107,7 @@ func (c Config) exporters() int {
 	return c.Members
 }
 
-// Services is how many imports the world has.
+// Services is how many imports the ClusterSet has.
 func (c Config) Services() int {
 	if c.Distinct {
 		return c.exporters() * c.Exports
@@ -118,8 +118,8 @@ func (c Config) Services() int {
 // RemoteEndpoints is how many endpoints a imports.
 func (c Config) RemoteEndpoints() int { return c.exporters() * c.Exports * c.Endpoints }
 
-// World is one that was made. Its methods are to be called one at a time.
-type World struct {
+// ClusterSet is one that was made. Its methods are to be called one at a time.
+type ClusterSet struct {
 	cfg    Config
 	dir    string
 	began  time.Time
@@ -142,26 +142,26 @@ type World struct {
 	undo []func() error
 }
 
-// New makes a world: servers are up, members are registered, the broker holds all that they export. The
+// NewClusterSet starts the servers, registers the members, and fills the broker with all exports. The
 // controller of a does not run yet. Nothing of it outlives Close.
-func New(ctx context.Context, cfg Config) (*World, error) {
+func NewClusterSet(ctx context.Context, cfg Config) (*ClusterSet, error) {
 	if err := cfg.Validate(); err != nil {
-		return nil, fmt.Errorf("make a world: %w", err)
+		return nil, fmt.Errorf("simulate a ClusterSet: %w", err)
 	}
-	w := &World{cfg: cfg, began: time.Now(), tracker: newTracker()}
+	w := &ClusterSet{cfg: cfg, began: time.Now(), tracker: newTracker()}
 	lifetime, end := context.WithCancel(ctx)
 	w.end = end
 	w.life, w.lifetime = errgroup.WithContext(lifetime)
 	for _, step := range []func(context.Context) error{w.startServers, w.register, w.fill, w.fillExporter, w.live, w.observe, w.observeExporter} {
 		if err := step(ctx); err != nil {
-			return nil, errors.Join(fmt.Errorf("make a world: %w", err), w.Close())
+			return nil, errors.Join(fmt.Errorf("simulate a ClusterSet: %w", err), w.Close())
 		}
 	}
 	return w, nil
 }
 
-// Close ends every process of the world and removes its files.
-func (w *World) Close() error {
+// Close ends every process of the ClusterSet and removes its files.
+func (w *ClusterSet) Close() error {
 	w.end()
 	err := w.life.Wait()
 	if errors.Is(err, context.Canceled) {
@@ -174,13 +174,13 @@ func (w *World) Close() error {
 	return errors.Join(errs...)
 }
 
-// say tells how far the world is, and how long after its beginning.
-func (w *World) say(format string, args ...any) {
+// say reports a step, with the time since the beginning.
+func (w *ClusterSet) say(format string, args ...any) {
 	fmt.Fprintf(w.cfg.Progress, "[%4.0fs] %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // startServers starts the API servers of the broker and of the real members.
-func (w *World) startServers(ctx context.Context) error {
+func (w *ClusterSet) startServers(ctx context.Context) error {
 	dir, err := os.MkdirTemp(w.cfg.Storage, "isthmus-scale-")
 	if err != nil {
 		return err
@@ -215,14 +215,14 @@ func (w *World) startServers(ctx context.Context) error {
 }
 
 // onClose makes Close call undo, before what it was told earlier.
-func (w *World) onClose(undo ...func() error) {
+func (w *ClusterSet) onClose(undo ...func() error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.undo = append(w.undo, undo...)
 }
 
-// startServer starts an API server that lives in a folder of the world.
-func (w *World) startServer(ctx context.Context, name string, users ...string) (*apiserver.Server, error) {
+// startServer starts an API server whose files are in a folder of the ClusterSet.
+func (w *ClusterSet) startServer(ctx context.Context, name string, users ...string) (*apiserver.Server, error) {
 	dir := filepath.Join(w.dir, name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
@@ -240,7 +240,7 @@ const poll = 20 * time.Millisecond
 
 // await asks done now and then until it says so, at most for the given time; then what is the
 // error's subject. It also ends when the controller of a real member has ended.
-func (w *World) await(ctx context.Context, atMost, every time.Duration, what string, done func() (bool, error)) error {
+func (w *ClusterSet) await(ctx context.Context, atMost, every time.Duration, what string, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	tick := time.NewTicker(every)

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -46,7 +46,7 @@ func newClient(cfg *rest.Config) (client.WithWatch, error) {
 }
 
 // newMember starts the API server of a real member, in the folder dir. It is not registered yet.
-func (w *World) newMember(ctx context.Context, id clusterset.ClusterID, dir string) (*member, error) {
+func (w *ClusterSet) newMember(ctx context.Context, id clusterset.ClusterID, dir string) (*member, error) {
 	server, err := w.startServer(ctx, dir)
 	if err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (m *member) ready(ctx context.Context) bool {
 }
 
 // Log copies what the controller of a has said to path.
-func (w *World) Log(path string) error {
+func (w *ClusterSet) Log(path string) error {
 	content, err := os.ReadFile(w.a.path("controller.log"))
 	if err != nil {
 		return err
@@ -139,13 +139,13 @@ func (w *World) Log(path string) error {
 }
 
 // startImporter starts the controller of a and returns when that was.
-func (w *World) startImporter(ctx context.Context) (time.Time, error) {
+func (w *ClusterSet) startImporter(ctx context.Context) (time.Time, error) {
 	now := time.Now()
 	return now, w.a.start(ctx, w.cfg.Controller)
 }
 
 // ReplaceImporter gives a another API server, empty, and stops its controller.
-func (w *World) ReplaceImporter(ctx context.Context) error {
+func (w *ClusterSet) ReplaceImporter(ctx context.Context) error {
 	old := w.a
 	for _, end := range old.ends {
 		end()

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -36,7 +36,7 @@ func accountOf(id clusterset.ClusterID) string {
 }
 
 // ids are all members. The place of each says which addresses it has.
-func (w *World) ids() []clusterset.ClusterID {
+func (w *ClusterSet) ids() []clusterset.ClusterID {
 	ids := []clusterset.ClusterID{importerID, exporterID}
 	for i := range w.cfg.Members {
 		ids = append(ids, simulatedID(i))
@@ -45,7 +45,7 @@ func (w *World) ids() []clusterset.ClusterID {
 }
 
 // podBlock is where the endpoints of the member at place n are.
-func (w *World) podBlock(n int) netip.Prefix {
+func (w *ClusterSet) podBlock(n int) netip.Prefix {
 	size := w.cfg.blockBits()
 	return netip.PrefixFrom(nth(pods.Addr(), n<<size), 32-size)
 }
@@ -58,7 +58,7 @@ func nth(a netip.Addr, n int) netip.Addr {
 }
 
 // registration is the Member of the member at place n, without a namespace.
-func (w *World) registration(n int) *v1alpha1.Member {
+func (w *ClusterSet) registration(n int) *v1alpha1.Member {
 	id := string(w.ids()[n])
 	return &v1alpha1.Member{
 		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: map[string]string{v1alpha1.LabelCluster: id}},
@@ -74,7 +74,7 @@ func (w *World) registration(n int) *v1alpha1.Member {
 }
 
 // register makes the broker one, and all members its members.
-func (w *World) register(ctx context.Context) error {
+func (w *ClusterSet) register(ctx context.Context) error {
 	w.say("deploy the broker and register %d members", len(w.ids()))
 	broker := membership.Broker{
 		Namespace: v1alpha1.DefaultBrokerNamespace, ClusterSetID: "scale", Ranges: []netip.Prefix{vips},
@@ -112,7 +112,7 @@ func (w *World) register(ctx context.Context) error {
 }
 
 // listBlocks tells the broker's admission policies who is a member, as join does.
-func (w *World) listBlocks(ctx context.Context) error {
+func (w *ClusterSet) listBlocks(ctx context.Context) error {
 	config := &v1alpha1.ClusterSetConfig{}
 	key := client.ObjectKey{Namespace: v1alpha1.DefaultBrokerNamespace, Name: v1alpha1.ClusterSetConfigName}
 	if err := w.admin.Get(ctx, key, config); err != nil {
@@ -129,7 +129,7 @@ func (w *World) listBlocks(ctx context.Context) error {
 }
 
 // equip tells a real member that it is one, and how to reach the broker.
-func (w *World) equip(ctx context.Context, m *member) error {
+func (w *ClusterSet) equip(ctx context.Context, m *member) error {
 	counted, err := meter.New(ctx, w.broker.Address())
 	if err != nil {
 		return err

@@ -33,8 +33,8 @@ var (
 // backendPort is where the backend listens, with every protocol.
 const backendPort = 8080
 
-// world is the network, the backend's servers and the agent.
-type world struct {
+// testbed is the network, the backend's servers and the agent.
+type testbed struct {
 	client, node, backend *netlab.Namespace
 	cgroup                *netlab.Cgroup // of the client's sockets
 	cfg                   agent.Config
@@ -46,9 +46,9 @@ type world struct {
 	undo                  []func() error
 }
 
-// newWorld returns a world in which everything is up. What it returns is to be closed, with an error too.
-func newWorld(ctx context.Context) (*world, error) {
-	w := &world{}
+// newTestbed returns a testbed in which everything is up. The caller closes it, also after an error.
+func newTestbed(ctx context.Context) (*testbed, error) {
+	w := &testbed{}
 	for _, step := range []func(context.Context) error{w.makeNetwork, w.startServers, w.startAgent} {
 		if err := step(ctx); err != nil {
 			return w, err
@@ -57,7 +57,7 @@ func newWorld(ctx context.Context) (*world, error) {
 	return w, nil
 }
 
-func (w *world) close() error {
+func (w *testbed) close() error {
 	var errs []error
 	for _, undo := range slices.Backward(w.undo) {
 		errs = append(errs, undo())
@@ -65,8 +65,8 @@ func (w *world) close() error {
 	return errors.Join(errs...)
 }
 
-// nothingLeft reports what a closed world should have taken away and has not.
-func (w *world) nothingLeft() error {
+// nothingLeft reports what a closed testbed has left behind.
+func (w *testbed) nothingLeft() error {
 	var errs []error
 	for _, dir := range w.folders {
 		errs = append(errs, os.Remove(dir))
@@ -75,7 +75,7 @@ func (w *world) nothingLeft() error {
 }
 
 // mountBPFFS mounts a BPF filesystem of its own. When it is unmounted there must be nothing in it.
-func (w *world) mountBPFFS() (dir string, err error) {
+func (w *testbed) mountBPFFS() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "isthmus-kernels-"); err != nil {
 		return "", err
 	}
@@ -94,7 +94,7 @@ func (w *world) mountBPFFS() (dir string, err error) {
 	return dir, nil
 }
 
-func (w *world) makeNetwork(context.Context) error {
+func (w *testbed) makeNetwork(context.Context) error {
 	for _, n := range []**netlab.Namespace{&w.client, &w.node, &w.backend} {
 		ns, err := netlab.NewNamespace()
 		if err != nil {
@@ -132,7 +132,7 @@ func setUpIPv6() error {
 }
 
 // startServers makes the backend send back what it gets.
-func (w *world) startServers(ctx context.Context) error {
+func (w *testbed) startServers(ctx context.Context) error {
 	return w.backend.Do(func() error {
 		at := fmt.Sprintf(":%d", backendPort)
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", at)
@@ -193,7 +193,7 @@ func echoUDP(c net.PacketConn) {
 }
 
 // startAgent starts an agent for the sockets of a cgroup, in which this process is from then on.
-func (w *world) startAgent(ctx context.Context) error {
+func (w *testbed) startAgent(ctx context.Context) error {
 	cgroup, err := netlab.NewCgroup()
 	if err != nil {
 		return err
@@ -214,7 +214,7 @@ func (w *world) startAgent(ctx context.Context) error {
 }
 
 // restartAgent ends the agent, if there is one, and starts another.
-func (w *world) restartAgent(ctx context.Context) error {
+func (w *testbed) restartAgent(ctx context.Context) error {
 	if w.agent != nil {
 		if err := w.agent.Close(); err != nil {
 			return err

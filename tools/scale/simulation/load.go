@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// quietTimeout is how long a world may take to come to rest.
+	// quietTimeout is how long a ClusterSet may take to come to rest.
 	quietTimeout = 5 * time.Minute
 	// look is how often a controller is asked how it is: asking costs it a few milliseconds.
 	look = 100 * time.Millisecond
@@ -53,7 +53,7 @@ func Writes(requests map[string]float64) float64 {
 }
 
 // Load measures what it costs that do runs, everything apart that only this program does.
-func (w *World) Load(ctx context.Context, do func(context.Context) error) (Load, error) {
+func (w *ClusterSet) Load(ctx context.Context, do func(context.Context) error) (Load, error) {
 	if w.a.controller == nil {
 		return Load{}, errors.New("the controller of a does not run")
 	}
@@ -86,7 +86,7 @@ func (s Server) since(before Server) Server {
 }
 
 // costs returns what everything has taken since its start.
-func (w *World) costs(ctx context.Context) (Load, error) {
+func (w *ClusterSet) costs(ctx context.Context) (Load, error) {
 	l := Load{Sent: w.a.meter.Sent(), Received: w.a.meter.Received()}
 	var errs [4]error
 	l.Broker, errs[0] = costsOf(ctx, w.broker)
@@ -126,7 +126,7 @@ type queues struct {
 // plain asks for no compression, which would cost the one who answers more than the page.
 var plain = &http.Client{Transport: &http.Transport{DisableCompression: true}}
 
-func (w *World) queues(ctx context.Context) (queues, error) {
+func (w *ClusterSet) queues(ctx context.Context) (queues, error) {
 	const added, depth, active = "workqueue_adds_total", "workqueue_depth", "controller_runtime_active_workers"
 	samples, err := scrape.Get(ctx, plain, "http://"+w.a.listen+"/metrics", added, depth, active)
 	if err != nil {
@@ -137,7 +137,7 @@ func (w *World) queues(ctx context.Context) (queues, error) {
 
 // awaitQuiet waits until the controller of a has nothing to do and nothing has been written to a for a
 // second.
-func (w *World) awaitQuiet(ctx context.Context) error {
+func (w *ClusterSet) awaitQuiet(ctx context.Context) error {
 	const still = time.Second
 	const uncounted = -1.0
 	since, last := time.Now(), uncounted
@@ -174,7 +174,7 @@ type Restart struct {
 }
 
 // Restart ends the controller of a and starts another one.
-func (w *World) Restart(ctx context.Context) (Restart, error) {
+func (w *ClusterSet) Restart(ctx context.Context) (Restart, error) {
 	w.say("restart the controller of a")
 	if err := w.a.stop(); err != nil {
 		return Restart{}, err
@@ -218,7 +218,7 @@ func (w *World) Restart(ctx context.Context) (Restart, error) {
 }
 
 // writes counts those to a and to the broker so far.
-func (w *World) writes(ctx context.Context) (float64, error) {
+func (w *ClusterSet) writes(ctx context.Context) (float64, error) {
 	a, errA := w.a.server.Requests(ctx)
 	b, errB := w.broker.Requests(ctx)
 	return Writes(a) + Writes(b), errors.Join(errA, errB)
@@ -232,9 +232,9 @@ type FirstImport struct {
 	Load             Load // of all of it
 }
 
-// FirstImport starts the controller of a, which has nothing yet, and returns how it got everything. The world is
+// FirstImport starts the controller of a, which has nothing yet, and returns how it got everything. The ClusterSet is
 // quiet afterwards.
-func (w *World) FirstImport(ctx context.Context) (FirstImport, error) {
+func (w *ClusterSet) FirstImport(ctx context.Context) (FirstImport, error) {
 	w.say("start the controller of a; it has %d services with %d endpoints to import", w.cfg.Services(), w.cfg.RemoteEndpoints())
 	begin, err := w.startImporter(ctx)
 	if err != nil {
@@ -255,7 +255,7 @@ func (w *World) FirstImport(ctx context.Context) (FirstImport, error) {
 }
 
 // Rest measures what it costs that nothing happens for a while.
-func (w *World) Rest(ctx context.Context, d time.Duration) (Load, error) {
+func (w *ClusterSet) Rest(ctx context.Context, d time.Duration) (Load, error) {
 	w.say("let everything rest for %s", d)
 	return w.Load(ctx, func(ctx context.Context) error {
 		timer := time.NewTimer(d)

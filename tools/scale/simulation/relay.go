@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -31,9 +31,9 @@ type relays struct {
 
 // ChurnRelay is Churn for the bare relay: b has as many Services and endpoints of its own for it. It needs
 // the real member b.
-func (w *World) ChurnRelay(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
+func (w *ClusterSet) ChurnRelay(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
 	if w.b == nil {
-		return Propagation{}, errors.New("the bare relay begins in b, which this world has not")
+		return Propagation{}, errors.New("the bare relay begins in b, which this ClusterSet lacks")
 	}
 	if w.relays == nil {
 		if err := w.startRelays(ctx); err != nil {
@@ -43,7 +43,7 @@ func (w *World) ChurnRelay(ctx context.Context, perSecond float64, duration time
 	return w.churn(ctx, w.relays.source.slices, perSecond, duration)
 }
 
-func (w *World) startRelays(ctx context.Context) error {
+func (w *ClusterSet) startRelays(ctx context.Context) error {
 	broker := &member{id: "broker", server: w.broker, client: w.admin}
 	for _, m := range []*member{w.b, broker, w.a} {
 		if err := m.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: relayed}}); err != nil {
@@ -99,7 +99,7 @@ func (w *World) startRelays(ctx context.Context) error {
 }
 
 // copyTo returns what writes every slice that comes to c.
-func (w *World) copyTo(c client.Client) func(time.Time, watch.EventType, client.Object) {
+func (w *ClusterSet) copyTo(c client.Client) func(time.Time, watch.EventType, client.Object) {
 	return func(_ time.Time, event watch.EventType, obj client.Object) {
 		es, ok := obj.(*discoveryv1.EndpointSlice)
 		if !ok || event == watch.Deleted {

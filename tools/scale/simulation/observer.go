@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -84,7 +84,7 @@ func (o *observer) serviceImport(at time.Time, gone bool, si *v1beta1.ServiceImp
 }
 
 // observe watches what is imported into a, which must be nothing yet.
-func (w *World) observe(ctx context.Context) error {
+func (w *ClusterSet) observe(ctx context.Context) error {
 	o := &observer{slices: map[types.NamespacedName]int{}, imports: map[types.NamespacedName]bool{}}
 	w.seen = o
 	ours := client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy}
@@ -105,7 +105,7 @@ func (w *World) observe(ctx context.Context) error {
 }
 
 // observeExporter watches where the changes of b begin.
-func (w *World) observeExporter(ctx context.Context) error {
+func (w *ClusterSet) observeExporter(ctx context.Context) error {
 	if w.b == nil {
 		return nil
 	}
@@ -116,7 +116,7 @@ func (w *World) observeExporter(ctx context.Context) error {
 	})
 }
 
-func (w *World) arrived(at time.Time, es *discoveryv1.EndpointSlice) {
+func (w *ClusterSet) arrived(at time.Time, es *discoveryv1.EndpointSlice) {
 	eachAddress(es, func(a netip.Addr) { w.tracker.to(a, at) })
 }
 
@@ -130,9 +130,9 @@ func eachAddress(es *discoveryv1.EndpointSlice, do func(netip.Addr)) {
 	}
 }
 
-// follow watches the objects of list's kind in m from now on, as long as the world and m live, and calls
+// follow watches the objects of list's kind in m from now on, until Close or the end of m, and calls
 // each with every event and when it came.
-func (w *World) follow(ctx context.Context, m *member, list client.ObjectList, each func(time.Time, watch.EventType, client.Object), only ...client.ListOption) error {
+func (w *ClusterSet) follow(ctx context.Context, m *member, list client.ObjectList, each func(time.Time, watch.EventType, client.Object), only ...client.ListOption) error {
 	if err := m.client.List(ctx, list, only...); err != nil {
 		return fmt.Errorf("watch %s: %w", m.id, err)
 	}
@@ -178,7 +178,7 @@ func (w *World) follow(ctx context.Context, m *member, list client.ObjectList, e
 
 // awaitImported waits until a has all Services and endpoints that anybody exports, and the statuses that say so, and
 // returns when the last of either was seen.
-func (w *World) awaitImported(ctx context.Context) (usable, told time.Time, err error) {
+func (w *ClusterSet) awaitImported(ctx context.Context) (usable, told time.Time, err error) {
 	services, endpoints := w.cfg.Services(), w.cfg.RemoteEndpoints()
 	how := func(p progress) string {
 		return fmt.Sprintf("a has %d of %d services, %d of %d endpoints and %d statuses", p.imports, services, p.endpoints, endpoints, p.reported)

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -26,7 +26,7 @@ const (
 
 // fill makes the broker hold what the simulated members export. What belongs to all of them is written by
 // the administrator.
-func (w *World) fill(ctx context.Context) error {
+func (w *ClusterSet) fill(ctx context.Context) error {
 	var ids []clusterset.ClusterID
 	for i := range w.cfg.Members {
 		x := newExporter(simulatedID(i), w.podBlock(i+2))
@@ -62,7 +62,7 @@ func (w *World) fill(ctx context.Context) error {
 
 // onceKnown does what only a member may, again while the broker refuses: its admission policies learn of a
 // new member a moment after it was registered.
-func (w *World) onceKnown(ctx context.Context, do func(context.Context) error) error {
+func (w *ClusterSet) onceKnown(ctx context.Context, do func(context.Context) error) error {
 	var refused error
 	err := w.await(ctx, admissionTimeout, look, "the broker does not take a new member's word", func() (bool, error) {
 		refused = do(ctx)
@@ -79,14 +79,14 @@ func (w *World) onceKnown(ctx context.Context, do func(context.Context) error) e
 
 // vip is the ClusterSetIP of the k-th Service, of the exporter at place x if it is that one's alone: one of
 // its allocator's block.
-func (w *World) vip(k, x int) netip.Addr {
+func (w *ClusterSet) vip(k, x int) netip.Addr {
 	if !w.cfg.Distinct {
 		x = 0
 	}
 	return nth(vips.Addr(), (x+2)<<blockOfVIPs+k+1)
 }
 
-func (w *World) fillRecord(ctx context.Context, id clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) error {
+func (w *ClusterSet) fillRecord(ctx context.Context, id clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) error {
 	r, err := record(id, name, ip)
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func (w *World) fillRecord(ctx context.Context, id clusterset.ClusterID, name cl
 	return nil
 }
 
-func (w *World) fillAggregate(ctx context.Context, ids []clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) error {
+func (w *ClusterSet) fillAggregate(ctx context.Context, ids []clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) error {
 	si := aggregate(ids, name, ip)
 	status := si.Status
 	if err := w.admin.Create(ctx, si); err != nil {
@@ -111,7 +111,7 @@ func (w *World) fillAggregate(ctx context.Context, ids []clusterset.ClusterID, n
 }
 
 // fillExporter makes the real member b export, and waits until the broker knows.
-func (w *World) fillExporter(ctx context.Context) error {
+func (w *ClusterSet) fillExporter(ctx context.Context) error {
 	if w.b == nil {
 		return nil
 	}
@@ -145,7 +145,7 @@ func (w *World) fillExporter(ctx context.Context) error {
 }
 
 // inParallel runs todo, several at a time, and tells now and then how far it is.
-func (w *World) inParallel(ctx context.Context, what string, todo []func(context.Context) error) error {
+func (w *ClusterSet) inParallel(ctx context.Context, what string, todo []func(context.Context) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(writers)
 	var done atomic.Int64

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -36,7 +36,7 @@ var watched = []struct{ path, accept string }{
 }
 
 // live makes the simulated members do what a member does without end: renew its Lease, and watch.
-func (w *World) live(ctx context.Context) error {
+func (w *ClusterSet) live(ctx context.Context) error {
 	for i := range w.cfg.Members {
 		id := simulatedID(i)
 		if err := w.renewLease(ctx, id); err != nil {
@@ -54,8 +54,8 @@ func (w *World) live(ctx context.Context) error {
 	return nil
 }
 
-// renewLease creates the Lease of a simulated member and renews it as long as the world lives.
-func (w *World) renewLease(ctx context.Context, id clusterset.ClusterID) error {
+// renewLease creates the Lease of a simulated member and renews it until Close.
+func (w *ClusterSet) renewLease(ctx context.Context, id clusterset.ClusterID) error {
 	c, err := newClient(w.broker.As(accountOf(id)))
 	if err != nil {
 		return err

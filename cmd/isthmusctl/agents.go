@@ -17,13 +17,13 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 )
 
-// agentPods lists the agents of some nodes, or of all when none is named, by node.
+// agentPods lists the agents of the named nodes, or of all nodes if none is named, sorted by node.
 func (c *collector) agentPods(ctx context.Context, nodes []string) ([]corev1.Pod, error) {
 	key := client.ObjectKey{Namespace: c.namespace, Name: status.AgentDaemonSet}
 	d := &appsv1.DaemonSet{}
 	err := c.client.Get(ctx, key, d)
 	if apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("DaemonSet %s does not exist; install Isthmus, see helm install, or name its namespace by --namespace", key)
+		return nil, fmt.Errorf("DaemonSet %s does not exist; install Isthmus, see helm install, or give its namespace with --namespace", key)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read DaemonSet %s: %w", key, err)
@@ -39,7 +39,7 @@ func (c *collector) agentPods(ctx context.Context, nodes []string) ([]corev1.Pod
 			for _, p := range pods {
 				known = append(known, p.Spec.NodeName)
 			}
-			return nil, fmt.Errorf("no agent runs on a node %q; agents run on %s", n, list(known))
+			return nil, fmt.Errorf("no agent runs on node %q; agents run on %s", n, list(known))
 		}
 	}
 	if len(nodes) > 0 {
@@ -51,9 +51,9 @@ func (c *collector) agentPods(ctx context.Context, nodes []string) ([]corev1.Pod
 	return pods, nil
 }
 
-// observerToken makes the token by which agents believe that the caller may see what clients do.
+// observerToken creates the token that agents require from callers who observe clients.
 func (c *collector) observerToken(ctx context.Context) (string, error) {
-	const seconds = 600 // the least there is
+	const seconds = 600 // the minimum
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: status.ObserverAccount}}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		Audiences: []string{status.TokenAudience}, ExpirationSeconds: new(int64),
@@ -61,16 +61,16 @@ func (c *collector) observerToken(ctx context.Context) (string, error) {
 	*request.Spec.ExpirationSeconds = seconds
 	err := c.client.SubResource("token").Create(ctx, account, request)
 	if apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("ServiceAccount %s/%s does not exist; upgrade Isthmus, see helm upgrade, or name its namespace by --namespace", c.namespace, status.ObserverAccount)
+		return "", fmt.Errorf("ServiceAccount %s/%s does not exist; upgrade Isthmus, see helm upgrade, or give its namespace with --namespace", c.namespace, status.ObserverAccount)
 	}
 	if err != nil {
-		return "", fmt.Errorf("make a token of ServiceAccount %s/%s: %w", c.namespace, status.ObserverAccount, err)
+		return "", fmt.Errorf("create a token of ServiceAccount %s/%s: %w", c.namespace, status.ObserverAccount, err)
 	}
 	return request.Status.Token, nil
 }
 
-// seeing is a request to an agent with a token that lets it be seen.
-func seeing(token, path string, params map[string]string) func(*rest.Request) *rest.Request {
+// withToken adds a path, the observer token and parameters to a request to an agent.
+func withToken(token, path string, params map[string]string) func(*rest.Request) *rest.Request {
 	return func(r *rest.Request) *rest.Request {
 		r = r.Suffix(path).SetHeader(status.TokenHeader, token)
 		for k, v := range params {
