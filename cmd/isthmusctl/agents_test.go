@@ -89,7 +89,7 @@ func remove[T client.Object](w *cluster) {
 	w.objects = slices.DeleteFunc(w.objects, func(o client.Object) bool { _, is := o.(T); return is })
 }
 
-// The first link that does not hold is named, with what to do.
+// The result names the first broken link with its remedy.
 func TestExplain(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*cluster)
@@ -225,7 +225,7 @@ node n2
 	}
 }
 
-// All the ways in which people call a Service.
+// The test covers all forms of a reference to a Service.
 func TestParseService(t *testing.T) {
 	hello := serviceRef{key: client.ObjectKey{Namespace: "demo", Name: "hello"}}
 	for text, want := range map[string]serviceRef{
@@ -264,7 +264,7 @@ func events(t *testing.T, all ...status.Event) *bytes.Buffer {
 	return out
 }
 
-// Events of all nodes are shown until there were enough; a node that ends, or cannot be observed, is named.
+// The command prints events of all nodes until the limit, and names a node that ends or cannot be observed.
 func TestObserve(t *testing.T) {
 	at := time.Date(2026, 11, 22, 10, 11, 12, 345e6, time.Local)
 	vip := netip.MustParseAddrPort("243.0.0.5:80")
@@ -283,7 +283,7 @@ func TestObserve(t *testing.T) {
 		says    string
 		fails   string
 	}{
-		"until there were enough": {
+		"until the limit": {
 			answers: map[string]any{"a-1:9470/observe": events(t, chosen, chosen, chosen)}, w: watch{last: 2, nodes: []string{"n1"}},
 			out: strings.Repeat("10:11:12.345 n1 demo/hello curl[42] 243.0.0.5:80/TCP -> 10.2.0.1:8080 of b (socket)\n", 2),
 		},

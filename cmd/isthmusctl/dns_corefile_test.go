@@ -103,8 +103,8 @@ func TestStub(t *testing.T) {
 	}
 }
 
-// Whatever else stands in a Corefile, and whatever others add to it meanwhile, exists to the byte when ours has gone.
-func TestInstallAndUninstallLeaveTheRest(t *testing.T) {
+// After an uninstall a Corefile has all other text byte by byte, including text that other writers added meanwhile.
+func TestInstallAndUninstallKeepForeignText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		before := rapid.SampledFrom([]string{usual, nodeLocalUsual, strings.TrimSuffix(usual, "\n"), "\n\n" + usual + "\n# end\n\n", strings.ReplaceAll(usual, "\n", "\r\n")}).Draw(t, "before")
 		added := rapid.SampledFrom([]string{"", "example.org:53 {\n    whoami\n}\n", "# a note\n"}).Draw(t, "added")

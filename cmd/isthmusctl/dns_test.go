@@ -105,7 +105,7 @@ func TestUpstreams(t *testing.T) {
 	}
 }
 
-// Of many nodes those that a stub names already stay in it.
+// Nodes that a stub already names stay in it.
 func TestUpstreamsStay(t *testing.T) {
 	w := withDNS()
 	for _, n := range []string{"n3", "n4"} {
@@ -123,21 +123,21 @@ func TestUpstreamsStay(t *testing.T) {
 	}
 }
 
-// dnsWorld is a fake cluster with its sites.
-type dnsWorld struct {
+// dnsTestbed is a fake cluster with its DNS configs.
+type dnsTestbed struct {
 	*collector
 	sites []*loadedConfig
 	out   bytes.Buffer
 }
 
-func newDNSWorld(t *testing.T, w cluster) *dnsWorld {
+func newDNSTestbed(t *testing.T, w cluster) *dnsTestbed {
 	t.Helper()
-	d := &dnsWorld{collector: w.collector(t)}
+	d := &dnsTestbed{collector: w.collector(t)}
 	d.read(t)
 	return d
 }
 
-func (d *dnsWorld) read(t *testing.T) {
+func (d *dnsTestbed) read(t *testing.T) {
 	t.Helper()
 	sites, err := configNames{usualCoreDNS, usualNodeLocal}.configs()
 	if err != nil {
@@ -149,7 +149,7 @@ func (d *dnsWorld) read(t *testing.T) {
 }
 
 // change makes an edit as a command would, with what a person types.
-func (d *dnsWorld) change(t *testing.T, f changeFlags, typed string, e edit) (bool, error) {
+func (d *dnsTestbed) change(t *testing.T, f changeFlags, typed string, e edit) (bool, error) {
 	t.Helper()
 	cmd := &cobra.Command{}
 	cmd.SetContext(t.Context())
@@ -162,7 +162,7 @@ func (d *dnsWorld) change(t *testing.T, f changeFlags, typed string, e edit) (bo
 }
 
 func TestDNSInstallAndUninstall(t *testing.T) {
-	d := newDNSWorld(t, withDNS())
+	d := newDNSTestbed(t, withDNS())
 	install := installing([]string{"169.254.20.53", "10.96.0.53"})
 	for _, step := range []struct {
 		name    string
@@ -215,7 +215,7 @@ func TestDNSInstallKeepsForeignEdits(t *testing.T) {
 		"our zone":     {"clusterset.local:53 {\n    whoami\n}\n", "foreign configuration"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := newDNSWorld(t, withDNS())
+			d := newDNSTestbed(t, withDNS())
 			install := installing([]string{"169.254.20.53"})
 			calls := 0
 			_, err := d.change(t, changeFlags{yes: true}, "", func(is *loadedConfig) (string, error) {
@@ -254,7 +254,7 @@ func TestDNSInstallRefuses(t *testing.T) {
 					c.Data[corefileKey] = tc.node
 				}
 			})
-			d := newDNSWorld(t, w)
+			d := newDNSTestbed(t, w)
 			if _, err := d.change(t, changeFlags{yes: true}, "", installing([]string{"169.254.20.53"})); err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "node-local-dns") {
 				t.Errorf("error %v, want %q", err, tc.says)
 			}
@@ -265,7 +265,7 @@ func TestDNSInstallRefuses(t *testing.T) {
 	}
 }
 
-func TestSites(t *testing.T) {
+func TestDNSConfigs(t *testing.T) {
 	w := withDNS()
 	remove[*corev1.ConfigMap](&w)
 	c := w.collector(t)
@@ -336,7 +336,7 @@ upstreams, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
 			if tc.change != nil {
 				tc.change(&w)
 			}
-			d := newDNSWorld(t, w)
+			d := newDNSTestbed(t, w)
 			if tc.install {
 				upstreams, err := d.upstreams(t.Context(), nil)
 				if err != nil {
@@ -364,22 +364,22 @@ upstreams, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
 	}
 }
 
-// Who does not answer yet is named while it is waited for, and at the end.
+// The command names the servers that do not answer while it waits, and at the end.
 func TestAwaitAnswers(t *testing.T) {
 	w := withDNS()
-	d := newDNSWorld(t, w)
+	d := newDNSTestbed(t, w)
 	if err := d.awaitAnswers(t.Context(), &d.out, d.sites, nil, time.Minute); err != nil || d.out.Len() > 0 {
 		t.Errorf("all answer: %v\n%s", err, &d.out)
 	}
 	w.answers["a-2:19470/ask"] = []status.ClusterDNS{{Reason: "it does not answer: i/o timeout"}}
-	d = newDNSWorld(t, w)
+	d = newDNSTestbed(t, w)
 	err := d.awaitAnswers(t.Context(), &d.out, d.sites, nil, 50*time.Millisecond)
 	const who = "10.96.0.10:53 on n2: it does not answer: i/o timeout"
 	if err == nil || !strings.Contains(err.Error(), "not answering after 50ms: "+who) || strings.Count(d.out.String(), who) != 1 {
 		t.Errorf("one does not answer: %v\n%s", err, &d.out)
 	}
 	change(&w, func(p *corev1.Pod) { p.Spec.Volumes = nil })
-	d = newDNSWorld(t, w)
+	d = newDNSTestbed(t, w)
 	if err := d.awaitAnswers(t.Context(), &d.out, d.sites, nil, time.Minute); err == nil || !strings.Contains(err.Error(), "no running pod mounts it") {
 		t.Errorf("no pod mounts it: %v", err)
 	}

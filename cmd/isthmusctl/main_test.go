@@ -13,7 +13,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"isthmusctl": main, "kubectl-isthmus": main})
 }
 
-// TestCommandLine runs testdata/*.txtar: what a person types, and what comes back.
+// TestCommandLine runs testdata/*.txtar: command lines with their output.
 func TestCommandLine(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata"})
 }

@@ -83,9 +83,8 @@ users: [{name: c, user: {token: t}}], clusters: [{name: c, cluster: {server: %q}
 	return out.String(), errs.String(), last
 }
 
-// TestServersThatDoNotServe: whatever is wrong with an API server, each command says so in one sentence that
-// names the server and what to do.
-func TestServersThatDoNotServe(t *testing.T) {
+// For every fault of an API server each command prints one sentence with the server and the remedy.
+func TestFailingServers(t *testing.T) {
 	commands := map[string][]string{
 		"status":        {"status", "--timeout", "300ms"},
 		"export":        {"export", "service", "hello", "-n", "demo", "--timeout", "300ms"},
@@ -110,7 +109,7 @@ func TestServersThatDoNotServe(t *testing.T) {
 	}
 }
 
-// TestTryBroker: what answers at a URL and is not the broker is an error, silence is not.
+// A server that answers and is not the broker is an error; a server that does not answer is not.
 func TestTryBroker(t *testing.T) {
 	for name, tc := range map[string]struct {
 		start      func(*httptest.Server)

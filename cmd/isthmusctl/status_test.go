@@ -33,7 +33,7 @@ import (
 
 const ns = "isthmus-system"
 
-// cluster is a world for a collector: objects, and what pods answer on /status, and elsewhere to whoever has a token.
+// cluster is a fake cluster for a collector: objects, and the answers of pods on /status and, with a token, on other paths.
 type cluster struct {
 	objects []client.Object
 	answers map[string]any // by pod:port, or pod:port/path
@@ -84,7 +84,7 @@ func pod(name, node, app string, phase corev1.PodPhase, port int32) *corev1.Pod 
 	}
 }
 
-// healthy is a member on two nodes with nothing to complain about.
+// healthy is a member on two nodes without faults.
 func healthy() cluster {
 	one := int32(1)
 	selector := func(app string) *metav1.LabelSelector {
@@ -205,7 +205,7 @@ n2    yes    2/2    2          5         169.254.20.53:53  v1
 ready
 `,
 		},
-		"members fare differently": {
+		"members in different states": {
 			change: func(c *cluster) {
 				s := c.answers["c-1:9471"].(status.Controller)
 				since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -365,7 +365,7 @@ n2    yes    2/2    2          5         169.254.20.53:53  v1
 ready
 `,
 		},
-		"nobody looked at the agents yet": {
+		"the DaemonSet is not processed yet": {
 			change: func(c *cluster) {
 				c.objects = slices.DeleteFunc(c.objects, func(o client.Object) bool { return strings.HasPrefix(o.GetName(), "a-") })
 				c.objects = append(c.objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
@@ -435,12 +435,12 @@ Not ready:
 	}
 }
 
-// TestStatusWaits: it tells what it waits for when that changes and not otherwise, ends when all is
-// ready, and names what is not when time is up.
+// The command prints what it waits for at each change, ends when everything is ready, and names what is not ready after
+// the timeout.
 func TestStatusWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		world := healthy()
-		c := world.collector(t)
+		testbed := healthy()
+		c := testbed.collector(t)
 		answers := &lockedAnswers{c: c.pods.(*restfake.RESTClient).Client.Transport}
 		c.pods.(*restfake.RESTClient).Client.Transport = answers
 		answers.down(true)

@@ -18,9 +18,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// TestNamesThatDoNotResolve: the Member says whether the cluster's DNS answers pods, a lost packet is not worth a word,
-// and each change is one event. A controller that starts anew finds nothing to say.
-func TestNamesThatDoNotResolve(t *testing.T) {
+// The Member reports whether the cluster's DNS answers pods. A single lost query is ignored, each change is one event,
+// and a restarted controller reports no change.
+func TestMemberReportsClusterDNS(t *testing.T) {
 	w := newTestbed(t)
 	var fails, asked atomic.Int32 // how many questions in a row go unanswered; how many there were
 	w.a.checkDNS = func(context.Context) error {

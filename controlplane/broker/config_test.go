@@ -26,7 +26,7 @@ func contextAfter(t *testing.T) context.Context {
 	return context.WithoutCancel(t.Context())
 }
 
-// hostile returns what a confused or hostile member may say about service hello of a namespace.
+// hostile returns an export of service hello in a namespace as a hostile member may publish it.
 func hostile(namespace string) clusterset.Export {
 	return clusterset.Export{
 		Cluster: "evil", Service: clusterset.ServiceName{Namespace: namespace, Name: "hello"},
@@ -91,7 +91,7 @@ contexts: [{name: broker, context: {cluster: broker, user: a, namespace: isthmus
 	}
 }
 
-func TestNewRefusesABadRegistration(t *testing.T) {
+func TestNewRefusesInvalidRegistrations(t *testing.T) {
 	for name, edit := range map[string]func(*v1alpha1.MemberSpec){
 		"no CIDR":          func(m *v1alpha1.MemberSpec) { m.ClusterSetIPCIDR = []string{"243.0.0.0"} },
 		"host bits":        func(m *v1alpha1.MemberSpec) { m.ClusterSetIPCIDR = []string{"243.0.0.1/16"} },
@@ -122,9 +122,9 @@ func TestNewRefusesABadRegistration(t *testing.T) {
 	}
 }
 
-// TestMemberKnowsTheRanges: nodes learn from their own API server which addresses are the ClusterSet's. A broker that
-// stops saying so takes nothing back.
-func TestMemberKnowsTheRanges(t *testing.T) {
+// Nodes read the ranges of the ClusterSet from their own API server. The ranges stay when the broker loses its
+// ClusterSetConfig.
+func TestMemberReportsTheRanges(t *testing.T) {
 	w := newTestbed(t).run()
 	knows := func(want ...string) {
 		t.Helper()

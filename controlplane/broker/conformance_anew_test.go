@@ -9,9 +9,9 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// TestExportedAnewAtOnce: whoever unexports a Service everywhere, sees its import gone and exports it with
-// another choice gets what the new export asks for.
-func TestExportedAnewAtOnce(t *testing.T) {
+// A Service that is unexported everywhere, and exported again with another choice after its import is gone, gets the
+// new choice.
+func TestReexportGetsANewChoice(t *testing.T) {
 	w := newTestbed(t).run()
 	for i := range 10 {
 		name := fmt.Sprint("hello-", i)

@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// exportWith exports a Service that asks for an address ("true"), declines one ("false") or says nothing ("").
+// exportWith exports a Service that requests an address ("true"), declines one ("false") or has no annotation ("").
 func (m *member) exportWith(name, choice string) {
 	m.testbed.t.Helper()
 	e := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name}}
@@ -28,7 +28,7 @@ func (m *member) exportWith(name, choice string) {
 	m.testbed.create(m, e)
 }
 
-// choose changes what an export says about an address.
+// choose changes the annotation of an export about an address.
 func (m *member) choose(name, choice string) {
 	m.testbed.t.Helper()
 	m.editExport(name, func(e *v1beta1.ServiceExport) {
@@ -53,7 +53,7 @@ func inBlock(id, address string) bool {
 	return err == nil && netip.MustParsePrefix(blocks[id][0]).Contains(a)
 }
 
-// offOnA makes a a member whose Services get no address without asking.
+// offOnA makes a a member whose Services get no address by default.
 func offOnA(m *v1alpha1.MemberSpec) { m.ClusterSetIPEnabled = m.ClusterID != "a" }
 
 // withoutAddress is the import of svc, which m exports alone and without an address.
@@ -64,9 +64,9 @@ func (m *member) withoutAddress(svc *corev1.Service) expect {
 	}
 }
 
-// TestWhoGetsAnAddress: who asks for one, by annotation or else by the member's default, gets one of its own
-// block; who declines is exported without, by the Service's own address; headless Services never get one.
-func TestWhoGetsAnAddress(t *testing.T) {
+// A Service that requests an address, by annotation or by default, gets one of its member's block. One that declines is
+// exported with the Service's own address. Headless Services never get one.
+func TestAddressByAnnotationOrDefault(t *testing.T) {
 	w := newTestbed(t, offOnA).run()
 	for name, c := range map[string]struct {
 		m        *member
@@ -124,10 +124,9 @@ func TestWhoGetsAnAddress(t *testing.T) {
 	conformance.Holds(t, "L26")
 }
 
-// TestDisagreementAboutTheAddress: the first export decides, in both directions. The others say Conflict, are
-// exported all the same, and nothing about the import changes, whatever becomes of the annotations, until
-// all exports are deleted and made again.
-func TestDisagreementAboutTheAddress(t *testing.T) {
+// The first export decides, in both directions. The others get the condition Conflict and are exported all the same.
+// Changed annotations do not change the import until all exports are deleted and created again.
+func TestFirstExportDecidesAboutTheAddress(t *testing.T) {
 	const reason = "ClusterSetIPEnablementConflict"
 	w := newTestbed(t).run()
 	services, ofB := map[string]*corev1.Service{}, map[string]*corev1.Service{}
@@ -200,7 +199,7 @@ func TestDisagreementAboutTheAddress(t *testing.T) {
 	}
 	unchanged()
 
-	// Only what is exported anew is decided anew.
+	// Only a new export gets a new choice.
 	for name := range first {
 		for _, m := range w.both() {
 			m.unexport(name)
@@ -220,9 +219,9 @@ func TestDisagreementAboutTheAddress(t *testing.T) {
 	conformance.Holds(t, "V26")
 }
 
-// TestDefaultThatChanges: a member whose default changes and whose controller starts again treats new exports
-// accordingly. Those that are there stay as they are, and say Conflict if they did not ask.
-func TestDefaultThatChanges(t *testing.T) {
+// A changed default applies to new exports after a restart of the controller. Existing ones stay, and get the condition
+// Conflict if they have no annotation.
+func TestChangedDefaultAffectsNewExports(t *testing.T) {
 	w := newTestbed(t).run()
 	for name, choice := range map[string]string{"plain": "", "asks": "true"} {
 		w.a.service(name)
@@ -252,9 +251,8 @@ func TestDefaultThatChanges(t *testing.T) {
 	conformance.Holds(t, "V27")
 }
 
-// TestWithoutABlock: a member without a block exports without an address, and the Service gets one as soon as
-// somebody exports it who has one to give.
-func TestWithoutABlock(t *testing.T) {
+// A member without a block exports without an address. The Service gets one when a member with a block exports it.
+func TestMemberWithoutABlock(t *testing.T) {
 	w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
 		if m.ClusterID == "a" {
 			m.ClusterSetIPCIDR = nil
@@ -283,9 +281,9 @@ func TestWithoutABlock(t *testing.T) {
 	}
 }
 
-// TestAddressRests: an address that nobody exports any more is given to nobody for a while, nor after a
-// restart within it, and then it is.
-func TestAddressRests(t *testing.T) {
+// A released address is not allocated again during its quarantine, not even after a restart, and is allocated again
+// afterwards.
+func TestAddressQuarantine(t *testing.T) {
 	const quarantine = 3 * time.Second
 	w := newTestbed(t, twoAddresses)
 	w.a.settings.Quarantine = quarantine

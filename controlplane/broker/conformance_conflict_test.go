@@ -16,13 +16,13 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// property is something in which two exports may differ: each of them has one of two variants.
+// property is a property in which two exports may differ; each of them has one of two variants.
 type property struct {
 	reason string // of the conflict
-	// service and export give one of them a variant, 0 or 1; nil where the property is not theirs.
+	// service and export set variant 0 or 1; nil if the property is not theirs.
 	service func(*corev1.Service, int)
 	export  func(*v1beta1.ServiceExport, int)
-	// read says what an import has of it.
+	// read returns the value in an import.
 	read func(*v1beta1.ServiceImport) string
 	// alone is what an import has when all exports have a variant, disputed when the oldest has variant 0
 	// and another one variant 1.
@@ -159,7 +159,8 @@ var properties = map[string]property{
 	},
 }
 
-// publish makes m have a Service with a variant, and an export of it.
+// publish writes the objects of exporters of a Service: records and slices, and an aggregate that the first of them has
+// allocated. listed are the clusters in its status.
 func (p property) publish(m *member, name string, variant int) {
 	m.testbed.t.Helper()
 	p.offer(m, name, variant)
@@ -182,7 +183,7 @@ func (p property) offer(m *member, name string, variant int) {
 	})
 }
 
-// change gives what m has another variant.
+// change gives m's Service and export another variant.
 func (p property) change(m *member, name string, variant int) {
 	m.testbed.t.Helper()
 	switch {
@@ -196,7 +197,7 @@ func (p property) change(m *member, name string, variant int) {
 	}
 }
 
-// has waits until every member's import says value, and comes from clusters.
+// has waits until every member's import has value and clusters.
 func (p property) has(w *testbed, name, value string, clusters ...string) {
 	w.t.Helper()
 	for _, m := range w.both() {
@@ -217,9 +218,9 @@ func (p property) has(w *testbed, name, value string, clusters ...string) {
 	}
 }
 
-// TestConflictInEveryProperty has two members export Services that differ in one property each. Both are told so in the
-// same words, the oldest one's variant is imported, and nothing that it serves is disturbed. The conflict
-// goes in each of three ways: the younger gives in, the older does, the older leaves.
+// Two members export Services that differ in one property each. Both get the same conflict message, the variant of the
+// oldest export is imported, and its endpoints stay. The conflict ends in each of three ways: the younger one changes,
+// the older one changes, or the older one leaves.
 func TestConflictInEveryProperty(t *testing.T) {
 	w := newTestbed(t).run()
 	ways := []string{"younger", "older", "leaves"}
@@ -290,8 +291,8 @@ func TestConflictInEveryProperty(t *testing.T) {
 	conformance.Holds(t, "N30", "L17", "L20", "L24")
 }
 
-// TestPortsReachWhoHasThem: of an import with the ports of two members, each one's slices have only its own.
-func TestPortsReachWhoHasThem(t *testing.T) {
+// The slices of each exporter have only its own ports of the import.
+func TestSlicesHaveOnlyTheirMembersPorts(t *testing.T) {
 	w := newTestbed(t).run()
 	for name, ports := range map[string][2]corev1.ServicePort{
 		"numbers": {{Name: "tcp", Port: 42}, {Name: "tcp", Port: 4242}},
@@ -316,8 +317,7 @@ func TestPortsReachWhoHasThem(t *testing.T) {
 	conformance.Holds(t, "N29", "C26", "C27")
 }
 
-// wantsOrWithout is wants, satisfied too without one of the endpoints: one that has no port serves nothing,
-// whether or not it is listed.
+// wantsOrWithout is wants, but one of the endpoints may be missing: an endpoint without a port serves nothing.
 func (m *member) wantsOrWithout(name string, e expect, endpoint string) {
 	m.testbed.t.Helper()
 	without := e
@@ -334,8 +334,8 @@ func (m *member) wantsOrWithout(name string, e expect, endpoint string) {
 	})
 }
 
-// TestTwoConflictsAtOnce: both stand in the reason and, a line each, in the message; one goes without the
-// other. Whoever never was in conflict is told so in the condition and by no event.
+// The reason has both conflicts, and the message one line for each; one may end before the other. A member that never
+// was in conflict gets the condition and no event.
 func TestTwoConflictsAtOnce(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")
@@ -389,8 +389,8 @@ func TestTwoConflictsAtOnce(t *testing.T) {
 	})
 }
 
-// TestServiceOfTheSuite plays the upstream suite with its own Service.
-func TestServiceOfTheSuite(t *testing.T) {
+// The test follows the upstream conformance suite with its own Service.
+func TestServiceOfTheUpstreamSuite(t *testing.T) {
 	w := newTestbed(t).run()
 	timeout, near, dual, protocol := int32(10), corev1.ServiceTrafficDistributionPreferClose, corev1.IPFamilyPolicyPreferDualStack, "example.org/hello"
 	hello := func(s *corev1.Service) {
@@ -455,7 +455,7 @@ func TestServiceOfTheSuite(t *testing.T) {
 	}
 	conformance.Holds(t, "C11")
 
-	// While anybody exports there is an import, and no longer.
+	// The import exists while a member exports the Service.
 	w.b.export("hello")
 	w.b.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
 	w.a.unexport("hello")

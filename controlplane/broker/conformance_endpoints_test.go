@@ -15,9 +15,9 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// TestEndpointsKeepWhatTheySay: readiness, hostname, zone, node and hints of an endpoint are the same
-// everywhere, also when they change; what means something in its own cluster alone is left out.
-func TestEndpointsKeepWhatTheySay(t *testing.T) {
+// Readiness, hostname, zone, node and hints of an endpoint are the same in every member, also after changes. References
+// that are valid only in their own cluster are dropped.
+func TestEndpointsKeepTheirProperties(t *testing.T) {
 	w := newTestbed(t).run()
 	svc := w.a.service("hello", dualStack)
 	w.a.export("hello")
@@ -67,9 +67,9 @@ func TestEndpointsKeepWhatTheySay(t *testing.T) {
 	conformance.Holds(t, "N36", "L38")
 }
 
-// TestSlicesOfAServiceComeAndGo: the import has the endpoints of all slices of the Service, one imported slice
-// for each, whoever writes them and whether they are older or younger than the export.
-func TestSlicesOfAServiceComeAndGo(t *testing.T) {
+// The import has the endpoints of all slices of the Service, with one imported slice for each, whatever their writer,
+// and whether they are older or younger than the export.
+func TestImportHasAllSlicesOfAService(t *testing.T) {
 	w := newTestbed(t).run()
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
 	byHand := func(s *corev1.Service) {
@@ -121,9 +121,9 @@ func TestSlicesOfAServiceComeAndGo(t *testing.T) {
 	conformance.Holds(t, "L39", "L40", "L41")
 }
 
-// TestLargeServicesHoldUpNobody: a Service of 10,000 endpoints and one of 100 ports are imported whole, and
-// while they are, small ones are too.
-func TestLargeServicesHoldUpNobody(t *testing.T) {
+// A Service with 10,000 endpoints and one with 100 ports are imported completely; meanwhile small ones are imported
+// without delay.
+func TestLargeServicesDoNotDelaySmallOnes(t *testing.T) {
 	const (
 		perSlice = 1000
 		slicesOf = 10
@@ -176,9 +176,8 @@ func TestLargeServicesHoldUpNobody(t *testing.T) {
 	w.b.wantsNone("many-endpoints")
 }
 
-// TestImportSaysWhatItIs: its status lists who exports it and that slices stand behind it, and says Ready only
-// once it can be used.
-func TestImportSaysWhatItIs(t *testing.T) {
+// The status lists the exporters and the presence of slices, and is Ready only when the import can be used.
+func TestImportStatus(t *testing.T) {
 	w := newTestbed(t, twoAddresses).run()
 	for _, name := range []string{"first", "second"} {
 		w.a.service(name)

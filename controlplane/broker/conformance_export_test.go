@@ -21,8 +21,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// TestServiceAndExportInAnyOrder: whatever comes first, and whatever becomes of either, the Service is
-// exported exactly while both are there and the Service is one that can be.
+// The Service is exported exactly while it and its ServiceExport exist and it can be exported, in whatever order they
+// appear and change.
 func TestServiceAndExportInAnyOrder(t *testing.T) {
 	w := newTestbed(t).run()
 	exported := func(name string) {
@@ -54,7 +54,7 @@ func TestServiceAndExportInAnyOrder(t *testing.T) {
 	exported("early")
 	conformance.Holds(t, "L1", "L2")
 
-	// A type that cannot be exported, mended.
+	// A type that cannot be exported, then corrected.
 	bad := w.a.service("bad", external)
 	w.a.export("bad")
 	withdrawn("bad", "InvalidServiceType")
@@ -89,9 +89,9 @@ func TestServiceAndExportInAnyOrder(t *testing.T) {
 	w.brokerEmpty()
 }
 
-// TestNobodyElseIsTouched: b has a Service of the same name and does not export it, and both have slices
-// that belong to nothing exported. None of that is exported, imported or changed.
-func TestNobodyElseIsTouched(t *testing.T) {
+// Member b has a Service of the same name and does not export it, and both members have slices of unexported Services.
+// None of them is exported, imported or changed.
+func TestUnexportedServicesStayUntouched(t *testing.T) {
 	w := newTestbed(t)
 	local := w.b.service("hello")
 	plain := w.a.service("not-exported")
@@ -142,8 +142,7 @@ func TestNobodyElseIsTouched(t *testing.T) {
 	conformance.Holds(t, "N3")
 }
 
-// TestSameNameInTwoNamespaces: they are two Services, with addresses and endpoints of their own, and one goes
-// without the other.
+// They are two Services, with addresses and endpoints of their own; one may be removed without the other.
 func TestSameNameInTwoNamespaces(t *testing.T) {
 	w := newTestbed(t)
 	other := w.ns + "-other"
@@ -185,8 +184,8 @@ func TestSameNameInTwoNamespaces(t *testing.T) {
 	conformance.Holds(t, "L10")
 }
 
-// TestServiceIsFollowed: what changes about an exported Service changes in the import.
-func TestServiceIsFollowed(t *testing.T) {
+// Changes of an exported Service appear in the import.
+func TestImportFollowsTheService(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
@@ -236,8 +235,7 @@ func TestServiceIsFollowed(t *testing.T) {
 	conformance.Holds(t, "L9")
 }
 
-// TestServiceLabelsReachSlices: a Service's labels stand on the imported slices, those of Kubernetes apart,
-// and change without the slice being made anew.
+// Imported slices have the Service's labels, without those of Kubernetes. Changed labels update the slices in place.
 func TestServiceLabelsReachSlices(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) {
@@ -275,8 +273,8 @@ func TestServiceLabelsReachSlices(t *testing.T) {
 	labels(map[string]string{v1beta1.LabelServiceName: "hello"})
 }
 
-// TestNamesThatAreTooLong: an export with a port that no SRV record can name says so by one event, and works.
-func TestNamesThatAreTooLong(t *testing.T) {
+// An export with a port whose SRV record would be too long gets one event, and works.
+func TestPortNameTooLongForDNS(t *testing.T) {
 	w := newTestbed(t)
 	w.run(w.a)
 	long := strings.Repeat("p", 63)
@@ -329,8 +327,8 @@ func TestOlderVersionOfTheAPI(t *testing.T) {
 	conformance.Holds(t, "N50")
 }
 
-// TestConditionsAreWrittenAfterOthers: a status that somebody else wrote a moment before is written again.
-func TestConditionsAreWrittenAfterOthers(t *testing.T) {
+// The controller writes a status again after a concurrent write of another client.
+func TestConditionsSurviveConcurrentWrites(t *testing.T) {
 	w := newTestbed(t)
 	name := types.NamespacedName{Namespace: w.ns, Name: "hello"}
 	const interruptions = 3
@@ -363,8 +361,8 @@ func TestConditionsAreWrittenAfterOthers(t *testing.T) {
 	conformance.Holds(t, "L14")
 }
 
-// TestConditionOfLighthouseMakesRoom: what an old Lighthouse left on an export does not stand beside Ready.
-func TestConditionOfLighthouseMakesRoom(t *testing.T) {
+// The controller removes a condition that an old Lighthouse left on an export.
+func TestConditionOfLighthouseIsRemoved(t *testing.T) {
 	w := newTestbed(t)
 	w.a.service("hello")
 	export := w.a.export("hello")

@@ -31,13 +31,13 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
-// faults lets every kind of call fail some times before it works, each time in another way.
+// faults lets every kind of request fail several times before it succeeds, each time in another way.
 type faults struct {
 	mu    sync.Mutex
 	calls map[string]int // so far, by kind of call
 }
 
-// The ways in which a call fails. The last one is the worst: it was done, and nobody was told.
+// The ways in which a request fails. The last one is the worst: the write succeeded, but its response was lost.
 var ways = []func(next http.RoundTripper, req *http.Request) (*http.Response, error){
 	func(_ http.RoundTripper, req *http.Request) (*http.Response, error) {
 		if req.Body != nil {
@@ -68,8 +68,8 @@ func kind(req *http.Request) string {
 	return req.Method + " " + path[1] + path[2]
 }
 
-// spared are kinds of calls that do not fail: they say nothing about Services, or a controller makes them
-// before anything else and ends when they fail, to be started again.
+// spared are kinds of requests that do not fail: they do not concern Services, or a controller sends them first and
+// ends when they fail, to be restarted.
 var spared = regexp.MustCompile(` (leases|events|members|/api|/apis|/apis/[^/]+|/api/[^/]+|/apis/[^/]+/[^/]+)$`)
 
 // inject makes clients of config fail.
@@ -107,10 +107,9 @@ func (f *faults) failed() []string {
 	return slices.Sorted(slices.Values(all))
 }
 
-// TestErrorsThatPassLeaveNoTrace: every kind of call that a controller makes, to its own API server and to
-// the broker, fails in several ways before it works. The clusters become what they should, and nothing is left
-// over when all is unexported.
-func TestErrorsThatPassLeaveNoTrace(t *testing.T) {
+// Every kind of request of a controller, to its own API server and to the broker, fails in several ways before it
+// succeeds. The clusters reach their desired state, and no object is left after everything is unexported.
+func TestTransientErrorsLeaveNoTrace(t *testing.T) {
 	w := newTestbed(t)
 	local, remote := inject(w.a.config), inject(w.a.via)
 	w.run()
@@ -171,9 +170,9 @@ func TestErrorsThatPassLeaveNoTrace(t *testing.T) {
 	conformance.Holds(t, "L48")
 }
 
-// TestWhatIsStaleIsRemovedAtTheStart: while both controllers are down, Services and exports go, and objects
-// appear or stay that nobody stands behind any more. After the start all of that is gone.
-func TestWhatIsStaleIsRemovedAtTheStart(t *testing.T) {
+// While both controllers are down, Services and exports are deleted, and objects without an exporter appear. The
+// started controllers remove them.
+func TestStaleObjectsAreRemovedAtStart(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("kept")
 	w.a.export("kept")
@@ -217,7 +216,7 @@ func TestWhatIsStaleIsRemovedAtTheStart(t *testing.T) {
 	})
 	never.Namespace, record.Namespace = w.brokerNS, w.brokerNS
 	w.create(w.broker, never, record)
-	// b has an import that nobody exports, and one slice too many of one that somebody does.
+	// b has an import without an exporter, and an extra slice of an exported Service.
 	stale := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "stale", Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}},
 		Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.Headless, Ports: []v1beta1.ServicePort{}},

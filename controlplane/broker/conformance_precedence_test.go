@@ -21,7 +21,7 @@ import (
 // guestBlock is the block of a guest.
 const guestBlock = "243.99.0.0/16"
 
-// guest registers a member on the broker that no test runs a controller for; the test says what it says.
+// guest registers a member on the broker without a controller; the test writes its objects.
 func (w *testbed) guest(id string, joined time.Time) {
 	w.t.Helper()
 	spec := registration(id)
@@ -29,7 +29,7 @@ func (w *testbed) guest(id string, joined time.Time) {
 	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: id}, Spec: spec})
 }
 
-// says writes what a guest says about a Service to the broker, with one endpoint unless address is "".
+// says writes a guest's export of a Service to the broker, with one endpoint unless address is "".
 func (w *testbed) says(e clusterset.Export, address string) *v1alpha1.ExportRecord {
 	w.t.Helper()
 	record := mcs.ExportRecord(e)
@@ -50,8 +50,8 @@ func (w *testbed) says(e clusterset.Export, address string) *v1alpha1.ExportReco
 	return record
 }
 
-// TestForgedTimeDoesNotWin: a member claims that its export is the oldest of all. It loses the conflict that it
-// causes if it joined later, and if the broker's time counts it does anyway.
+// A member claims that its export is the oldest of all. It loses the conflict if it joined later, and always if the
+// broker's time counts.
 func TestForgedTimeDoesNotWin(t *testing.T) {
 	for name, c := range map[string]struct {
 		precedence string
@@ -87,9 +87,9 @@ func TestForgedTimeDoesNotWin(t *testing.T) {
 	}
 }
 
-// TestWhoIsOldest: the oldest ServiceExport takes precedence, or the one that the broker saw first. Of two of
-// the same second, the lower id does.
-func TestWhoIsOldest(t *testing.T) {
+// The oldest ServiceExport takes precedence, or with broker-time the one that the broker saw first. Within one second
+// the lower id does.
+func TestOldestExportTakesPrecedence(t *testing.T) {
 	for name, c := range map[string]struct {
 		precedence string
 		oldest     string

@@ -15,9 +15,9 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// TestWaysOfLighthouse plays what Submariner Lighthouse does: by its profile, and by each switch alone, as a
-// flag and as registered.
-func TestWaysOfLighthouse(t *testing.T) {
+// The test covers the behaviour of Submariner Lighthouse, by its profile and by single settings, as flags and as
+// registered.
+func TestLighthouseProfile(t *testing.T) {
 	switches := v1alpha1.Settings{PortMerge: "intersection", TypeConflict: "exclude", Endpoints: "service-vip"}
 	for way, c := range map[string]struct {
 		registered v1alpha1.Settings
@@ -42,8 +42,8 @@ func TestWaysOfLighthouse(t *testing.T) {
 	}
 }
 
-// serviceAddresses: an exported Service offers its own address while any pod is ready; a headless one offers
-// its pods.
+// serviceAddresses checks that an exported Service offers its own address while a pod is ready, and a headless one its
+// pods.
 func (w *testbed) serviceAddresses(addresses int) {
 	t := w.t
 	t.Helper()
@@ -79,7 +79,7 @@ func (w *testbed) serviceAddresses(addresses int) {
 	w.b.wants("headless", expect{typ: v1beta1.Headless, clusters: []string{"a"}, ports: []string{"http/80"}, endpoints: []string{"10.97.0.1:8080"}})
 }
 
-// portIntersection: the import has the ports that both exporters have, and those of the other when one leaves.
+// portIntersection checks that the import has the ports of both exporters, and those of the other one after one leaves.
 func (w *testbed) portIntersection(addresses int) {
 	w.t.Helper()
 	ofA := w.a.service("ports", port("only-a", corev1.ProtocolTCP, 42), port("number", corev1.ProtocolTCP, 43))
@@ -108,8 +108,8 @@ func (w *testbed) portIntersection(addresses int) {
 	w.b.condition("ports", "Conflict", metav1.ConditionFalse, "NoConflicts")
 }
 
-// typeExclusion: whose type is not that of the oldest export is not exported, until they agree or the oldest
-// leaves.
+// typeExclusion checks that an exporter whose type differs from that of the oldest export is excluded, until they agree
+// or the oldest one leaves.
 func (w *testbed) typeExclusion(addresses int) {
 	t := w.t
 	t.Helper()

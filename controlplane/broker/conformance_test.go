@@ -86,8 +86,8 @@ func (m *member) admin() *rest.Config {
 	return m.testbed.serverSet.b.Config(m.testbed.t)
 }
 
-// keeps follows what m imports of a Service until the returned function is called, which fails the test if one
-// of addresses ever was in none of the imported slices.
+// keeps watches m's import of a Service until the caller calls the returned function, which fails the test if one of
+// addresses ever was in no imported slice.
 func (m *member) keeps(name string, addresses ...string) (enough func()) {
 	w := m.testbed
 	w.t.Helper()
@@ -132,7 +132,7 @@ func (m *member) keeps(name string, addresses ...string) (enough func()) {
 	return enough
 }
 
-// lostOf says which of addresses stands in no slice, "" if none.
+// lostOf returns the address of addresses that no slice has; "" if there is none.
 func lostOf(addresses []string, held map[string][]string, when string) string {
 	all := slices.Concat(slices.Collect(maps.Values(held))...)
 	for _, a := range addresses {

@@ -16,8 +16,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// saysOfOld writes to the broker what a member of the first version says about Service name: a record without
-// the later fields, and its part of the aggregate, which is the first version's if nobody has made one.
+// saysOfOld writes the objects of a member of the first version about Service name to the broker: a record without later
+// fields, and its part of the aggregate, which it creates if there is none.
 func (w *testbed) saysOfOld(id clusterset.ClusterID, name, vip, address string) *v1alpha1.ExportRecord {
 	t := w.t
 	t.Helper()
@@ -41,9 +41,9 @@ func (w *testbed) saysOfOld(id clusterset.ClusterID, name, vip, address string) 
 	return record
 }
 
-// TestMembersOfTwoVersions: a member of the first version and members of this one export the same Services,
-// whoever is first. All have their address and all endpoints, nobody is told of a conflict, and nothing is
-// lost when the old one is upgraded, nor when it leaves the way it used to.
+// A member of the first version and members of this one export the same Services, in any order. All Services have their
+// address and all endpoints, no conflict is reported, and no endpoint is lost when the old member is upgraded or leaves
+// in its own way.
 func TestMembersOfTwoVersions(t *testing.T) {
 	w := newTestbed(t).run()
 	w.guest("c", time.Now())

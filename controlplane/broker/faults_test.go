@@ -20,7 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
-// many are Services enough for a guard to doubt that they went all at once.
+// many Services suffice for a mass withdrawal.
 const many = 8
 
 // exportMany makes m export many Services, and returns their names when all have an import in other.
@@ -60,7 +60,7 @@ func (w *testbed) wipe(kinds ...client.Object) {
 	}
 }
 
-// holds waits until the status of m's registration says, or does not say, that withdrawals are held.
+// holds waits until the status of m's registration reports a hold, or none.
 func (m *member) holds(want metav1.ConditionStatus) {
 	m.testbed.t.Helper()
 	m.testbed.eventually(func() error {
@@ -74,9 +74,9 @@ func (m *member) holds(want metav1.ConditionStatus) {
 	})
 }
 
-// TestWipedBrokerLosesNothing empties the broker, registrations and all, while members run, and restarts one
-// of them then. Nothing that was imported goes, and when the administrator has put the registrations back,
-// everything is published again, with the addresses it had.
+// The test deletes all objects of the broker, registrations included, while members run, and then restarts one of them.
+// All imports stay. When the administrator has restored the registrations, everything is published again with the same
+// addresses.
 func TestWipedBrokerLosesNothing_Faults(t *testing.T) {
 	w := newTestbed(t)
 	w.b.settings.TimeScale = 0.5 // what takes the API server longer than half a second is not one step
@@ -125,9 +125,9 @@ func TestWipedBrokerLosesNothing_Faults(t *testing.T) {
 	enough()
 }
 
-// TestRestartAmidRecovery restarts a member while another has published most of what a fault took from the broker,
-// but not all: too little is missing to be doubted for its number, and still nothing goes before the other had the
-// time to publish the rest. What does not come back in that time goes.
+// The test restarts a member while another has published most of the exports that a fault deleted, but not all. Too few
+// are missing for a mass withdrawal, but the imports stay until the other had the time to publish the rest. Exports
+// that do not come back in that time are removed.
 func TestRestartAmidRecovery_Faults(t *testing.T) {
 	w := newTestbed(t)
 	w.b.settings.TimeScale = 0.5 // windows of half a second, 15 s for who publishes anew
@@ -183,9 +183,8 @@ func flat(m map[string]string) []string {
 	return all
 }
 
-// TestMassWithdrawalIsHeld deletes what a member said, which says nothing itself: its records, then, in a
-// second round, its slices. The other member keeps what it imported, says so, and believes it when a person
-// asks for that.
+// The test deletes a member's records, and in a second round its slices, without tombstones. The other member keeps its
+// imports and reports a hold, and removes them after a release.
 func TestMassWithdrawalIsHeld_Faults(t *testing.T) {
 	for name, kind := range map[string]client.Object{"records": &v1alpha1.ExportRecord{}, "slices": &discoveryv1.EndpointSlice{}} {
 		t.Run(name, func(t *testing.T) {
@@ -227,8 +226,8 @@ func TestMassWithdrawalIsHeld_Faults(t *testing.T) {
 	}
 }
 
-// TestRealWithdrawalIsBelieved unexports everything at once.
-func TestRealWithdrawalIsBelieved_Faults(t *testing.T) {
+// The test unexports everything at once.
+func TestUnexportOfAllIsNotHeld_Faults(t *testing.T) {
 	w := newTestbed(t).run()
 	names := w.exportMany(w.a, w.b)
 	for _, name := range names {
@@ -245,8 +244,8 @@ func TestRealWithdrawalIsBelieved_Faults(t *testing.T) {
 	w.brokerEmpty()
 }
 
-// TestTombstonesGo waits until nothing at all of a Service is left on the broker.
-func TestTombstonesGo_Faults(t *testing.T) {
+// The test waits until the broker has no object of a Service at all.
+func TestTombstonesAreDeleted_Faults(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
@@ -263,8 +262,8 @@ func TestTombstonesGo_Faults(t *testing.T) {
 	})
 }
 
-// TestMemberThatLeftIsForgotten has an administrator declare that a member left, which its controller does not
-// know: everything of it goes from the other at once, and comes back when it joins again.
+// An administrator sets leftAt for a member, unknown to its controller. The other member removes its imports at once,
+// and imports again after it joins again.
 func TestMemberThatLeftIsForgotten_Faults(t *testing.T) {
 	w := newTestbed(t).run()
 	names := w.exportMany(w.a, w.b)
@@ -280,9 +279,8 @@ func TestMemberThatLeftIsForgotten_Faults(t *testing.T) {
 	}
 }
 
-// TestAPIServersRestart kills and restarts each of the three API servers under running controllers. A broker that
-// restarts may refuse all writes of members for half a minute: until its admission looks again whether the
-// parameter of our policies is of a kind it knows.
+// The test kills and restarts each of the three API servers under running controllers. A restarted broker may refuse
+// all writes of members for half a minute, until its admission knows the kind of the policies' parameter.
 func TestAPIServersRestart_Faults(t *testing.T) {
 	w := newTestbed(t)
 	w.patience = 2 * time.Minute

@@ -15,18 +15,18 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// The times of these tests: long enough for a busy machine to beat in time, short enough to wait for.
+// The times of these tests: long enough for renewals on a busy machine, short enough to wait for.
 const (
-	beat    = 500 * time.Millisecond // times.Renew, scaled
-	stale   = 4 * beat
-	hardTTL = 60 * beat
+	renew   = 500 * time.Millisecond // times.Renew, scaled
+	stale   = 4 * renew
+	hardTTL = 60 * renew
 )
 
-// drill is the settings by which renewals come every beat.
-var drill = broker.Settings{TimeScale: 0.1}
+// fastSettings make a member renew its Lease every renew.
+var fastSettings = broker.Settings{TimeScale: 0.1}
 
-// thinks waits until m thinks that the other member is in a state.
-func (m *member) thinks(id string, want liveness.State) {
+// seesState waits until m sees the other member in a state.
+func (m *member) seesState(id string, want liveness.State) {
 	m.testbed.t.Helper()
 	m.testbed.eventually(func() error {
 		for _, other := range m.controller.State().Members {
@@ -38,21 +38,21 @@ func (m *member) thinks(id string, want liveness.State) {
 	})
 }
 
-// TestDeadMemberIsDropped lets a member die without a word. Its endpoints go from the other when they do not
-// answer either, at the latest after the hard TTL, the import stays, and all comes back with the member.
-func TestDeadMemberIsDropped(t *testing.T) {
+// A member dies without withdrawing. Its endpoints are removed from the other member when they do not answer either, at
+// the latest after the hard TTL. The import stays, and everything comes back with the member.
+func TestDeadMemberLosesItsEndpoints(t *testing.T) {
 	for name, tt := range map[string]struct {
 		mode    string
 		verdict liveness.Verdict
 		after   time.Duration // at least
 	}{
-		"silent":         {"", liveness.Silent, stale},
-		"nobody can say": {"", liveness.Unknown, hardTTL},
-		"lease alone":    {"lease", liveness.Answering, stale},
+		"silent":      {"", liveness.Silent, stale},
+		"unknown":     {"", liveness.Unknown, hardTTL},
+		"lease alone": {"lease", liveness.Answering, stale},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTestbed(t)
-			w.a.settings, w.b.settings = drill, drill
+			w.a.settings, w.b.settings = fastSettings, fastSettings
 			w.b.settings.Liveness = tt.mode
 			w.b.evidence = evidence{"a": tt.verdict}
 			w.run()
@@ -64,11 +64,11 @@ func TestDeadMemberIsDropped(t *testing.T) {
 			both := helloOfA
 			both.clusters, both.endpoints = []string{"a", "b"}, []string{"10.97.0.1:8080", "10.98.0.1:8080"}
 			w.b.wants("hello", both)
-			w.b.thinks("a", liveness.Live)
+			w.b.seesState("a", liveness.Live)
 			enough := w.b.keeps("hello", "10.98.0.1")
 
 			w.a.stop()
-			// The last renewal is the beginning of the time: on a busy machine it may be older than one beat.
+			// The last renewal is the beginning of the time: on a busy machine it may be older than one renew.
 			lease := &coordinationv1.Lease{}
 			w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}, lease))
 			died := lease.Spec.RenewTime.Time
@@ -84,7 +84,7 @@ func TestDeadMemberIsDropped(t *testing.T) {
 			if gone := time.Since(died); gone < tt.after {
 				t.Errorf("its endpoints went after %s, want at least %s", gone, tt.after)
 			}
-			w.b.thinks("a", liveness.Dead)
+			w.b.seesState("a", liveness.Dead)
 			w.run(w.a)
 			w.b.wants("hello", both)
 			enough()
@@ -93,84 +93,83 @@ func TestDeadMemberIsDropped(t *testing.T) {
 	}
 }
 
-// TestStaleMemberThatAnswersStays: an old Lease alone takes nothing away.
+// An old Lease alone removes no endpoint.
 func TestStaleMemberThatAnswersStays(t *testing.T) {
 	w := newTestbed(t)
-	w.a.settings, w.b.settings = drill, drill
+	w.a.settings, w.b.settings = fastSettings, fastSettings
 	w.b.evidence = evidence{"a": liveness.Answering}
 	w.run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
-	w.b.thinks("a", liveness.Live)
+	w.b.seesState("a", liveness.Live)
 	enough := w.b.keeps("hello", "10.97.0.1")
 	w.a.stop()
-	w.b.thinks("a", liveness.Stale)
+	w.b.seesState("a", liveness.Stale)
 	<-time.After(2 * stale)
-	w.b.thinks("a", liveness.Stale)
+	w.b.seesState("a", liveness.Stale)
 	enough()
 	conformance.Holds(t, "N37", "L51")
 }
 
-// TestWhoIsCutOffJudgesNobody: a member that does not see the broker keeps all others, however long, and gives
-// them time when it sees the broker again.
-func TestWhoIsCutOffJudgesNobody(t *testing.T) {
+// A member without a connection to the broker keeps all other members, however long, and gives them time after it
+// reconnects.
+func TestMemberWithoutBrokerDeclaresNoMemberDead(t *testing.T) {
 	w := newTestbed(t)
-	w.a.settings, w.b.settings = drill, drill
+	w.a.settings, w.b.settings = fastSettings, fastSettings
 	w.b.evidence = evidence{"a": liveness.Silent}
 	w.run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
-	w.b.thinks("a", liveness.Live)
+	w.b.seesState("a", liveness.Live)
 	enough := w.b.keeps("hello", "10.97.0.1")
 	w.b.gate.Shut()
 	<-time.After(3 * stale)
 	w.b.gate.Open()
 	<-time.After(stale)
-	w.b.thinks("a", liveness.Live)
+	w.b.seesState("a", liveness.Live)
 	enough()
 	conformance.Holds(t, "L50", "L51")
 }
 
-// TestClocksMayDiffer gives a member a clock that is an hour ahead, and then one that is an hour behind: its
-// Lease is renewed with such times, and it lives.
+// The Lease of a live member is renewed with times one hour ahead, and then one hour behind.
 func TestClocksMayDiffer(t *testing.T) {
 	w := newTestbed(t)
-	w.a.settings, w.b.settings = drill, drill
+	w.a.settings, w.b.settings = fastSettings, fastSettings
 	w.b.evidence = evidence{"a": liveness.Silent}
 	w.run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
-	w.b.thinks("a", liveness.Live)
+	w.b.seesState("a", liveness.Live)
 	enough := w.b.keeps("hello", "10.97.0.1")
 	w.a.stop()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}}
 	for _, offset := range []time.Duration{time.Hour, -time.Hour} {
-		for range int(2 * stale / beat) {
+		for range int(2 * stale / renew) {
 			edit(w, w.broker, lease, func(l *coordinationv1.Lease) {
 				l.Spec.RenewTime = new(metav1.NewMicroTime(time.Now().Add(offset)))
 			})
-			<-time.After(beat)
+			<-time.After(renew)
 		}
-		w.b.thinks("a", liveness.Live)
+		w.b.seesState("a", liveness.Live)
 	}
 	enough()
 	conformance.Holds(t, "L51")
 }
 
-// TestFlappingMemberDisturbsNobody stops and starts a member's controller faster than its Lease grows old.
-func TestFlappingMemberDisturbsNobody(t *testing.T) {
+// The test stops and starts a member's controller faster than its Lease grows old.
+func TestFlappingMemberCausesNoWrites(t *testing.T) {
 	w := newTestbed(t)
-	const slower = 4 // than the drill: a controller may need seconds to start
-	w.a.settings.TimeScale, w.b.settings.TimeScale = slower*drill.TimeScale, slower*drill.TimeScale
+	const slower = 4 // than the fastSettings: a controller may need seconds to start
+	w.a.settings.TimeScale, w.b.settings.TimeScale = slower*fastSettings.TimeScale, slower*fastSettings.TimeScale
 	w.b.evidence = evidence{"a": liveness.Silent}
 	w.run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
-	w.b.thinks("a", liveness.Live)
+	w.b.seesState("a", liveness.Live)
 	w.quiet()
 	enough := w.b.keeps("hello", "10.97.0.1")
 	renewed := func() string {
@@ -182,7 +181,7 @@ func TestFlappingMemberDisturbsNobody(t *testing.T) {
 	for range 4 {
 		w.a.stop()
 		before := renewed()
-		<-time.After(beat)
+		<-time.After(renew)
 		w.run(w.a)
 		w.eventually(func() error {
 			if renewed() == before {

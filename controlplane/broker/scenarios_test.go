@@ -23,7 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// same reports how have differs from want, whatever the order.
+// same returns the difference of have and want in any order.
 func same(what string, want, have []string) error {
 	want, have = slices.Sorted(slices.Values(want)), slices.Sorted(slices.Values(have))
 	if diff := cmp.Diff(want, have); diff != "" {
@@ -113,9 +113,9 @@ func TestEndpointsFollow(t *testing.T) {
 	w.b.wants("hello", both)
 }
 
-// TestForgedEndpointsAreNotImported writes to the broker what a hostile member may: a slice with an address
-// that the API server of a member would take but nobody must send to, and one of another member's; and a
-// record that claims to be the oldest.
+// The test writes the objects of a hostile member to the broker: a slice with an address that API servers accept but
+// that is not valid as an endpoint, a slice with an address of another member, and a record that claims to be the
+// oldest.
 func TestForgedEndpointsAreNotImported(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")
@@ -139,7 +139,7 @@ func TestForgedEndpointsAreNotImported(t *testing.T) {
 	conformance.Holds(t, "L71")
 }
 
-func TestServiceComesAndGoesUnderItsExport(t *testing.T) {
+func TestServiceRecreatedUnderItsExport(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.export("hello")
 	w.a.condition("hello", "Valid", metav1.ConditionFalse, "NoService")
@@ -266,7 +266,7 @@ func TestPortConflict(t *testing.T) {
 	w.b.export("hello")
 	want.clusters = []string{"a", "b"}
 	want.ports = []string{"http/80", "tcp/42", "extra/142"}
-	// b's own port 4242 is not offered, so nothing of b stands behind the name tcp.
+	// b's port 4242 is not part of the import, so b has no endpoints for the port name tcp.
 	want.endpoints = []string{"10.97.0.1:8080,8042", "10.98.0.1:8080,8142"}
 	var messages []string
 	for _, m := range []*member{w.a, w.b} {
@@ -313,13 +313,13 @@ func TestTypeConflictKeepsBothMembers(t *testing.T) {
 		m.condition("hello", "Conflict", metav1.ConditionTrue, "TypeConflict")
 	}
 
-	// The type turns when the older export leaves.
+	// The type changes when the older export leaves.
 	w.a.unexport("hello")
 	want.typ, want.ips, want.clusters, want.endpoints = v1beta1.Headless, 0, []string{"b"}, []string{"10.98.0.1:8080"}
 	w.a.wants("hello", want)
 }
 
-func TestHeadlessThatTurnsGetsAVIP(t *testing.T) {
+func TestHeadlessServiceBecomesClusterSetIP(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
 	w.a.export("hello")
@@ -399,7 +399,7 @@ func TestNamespaceCreatedLater(t *testing.T) {
 	})
 }
 
-func TestTerminatingNamespaceDisturbsNobody(t *testing.T) {
+func TestTerminatingNamespaceDoesNotAffectOthers(t *testing.T) {
 	w := newTestbed(t).run()
 	gone := w.ns + "-gone"
 	for _, m := range []*member{w.a, w.b} {
@@ -453,7 +453,7 @@ func TestIDsOfTwoLabels(t *testing.T) {
 	w.brokerEmpty()
 }
 
-func TestNamesThatLookAlikeStayApart(t *testing.T) {
+func TestSimilarNamesAreDistinct(t *testing.T) {
 	w := newTestbed(t)
 	// Service x-<ns> of namespace y and service x of namespace <ns>-y: joined by hyphens they are one.
 	other := w.ns + "-y"
@@ -510,7 +510,7 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 	w.brokerEmpty()
 	conformance.Holds(t, "N10")
 
-	// A hostile member that publishes one is not believed.
+	// The export of a hostile member is ignored.
 	record := mcs.ExportRecord(hostile("kube-system"))
 	record.Namespace = w.brokerNS
 	w.create(w.broker, record)
@@ -535,9 +535,8 @@ func (w *testbed) heldOnBroker() map[string][]string {
 	return held
 }
 
-// TestConcurrentFirstExport has both members export the same Services at the same instant: each gets one
-// VIP, all are different, and nobody keeps an address that it did not get. The blocks have exactly as many
-// addresses as needed if nothing leaks.
+// Both members export the same Services at the same instant. Each Service gets one VIP, all VIPs differ, and no member
+// holds an address that it did not allocate. The blocks have exactly as many addresses as needed if none leaks.
 func TestConcurrentFirstExport(t *testing.T) {
 	rounds, bits := 24, 27
 	if fullLength() {
@@ -598,7 +597,7 @@ func TestConcurrentFirstExport(t *testing.T) {
 	conformance.Holds(t, "L34")
 }
 
-func TestExhaustedPoolHeals(t *testing.T) {
+func TestFullPoolRecovers(t *testing.T) {
 	w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
 		m.ClusterSetIPCIDR = map[string][]string{"a": {"243.10.2.0/30"}, "b": {"243.20.2.0/30"}}[m.ClusterID]
 	})
@@ -626,7 +625,7 @@ func TestDeletedAggregateComesBackWithItsVIP(t *testing.T) {
 	w.a.service("hello")
 	w.a.export("hello")
 	vip := w.b.wants("hello", helloOfA).Spec.IPs
-	// The one who restores it is not the one who allocated: b's own block has other addresses.
+	// The member that restores it did not allocate it: b's own block has other addresses.
 	w.b.service("hello")
 	w.b.export("hello")
 	w.b.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
@@ -680,7 +679,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 	conformance.Holds(t, "L45")
 
-	// And what the pool gave before the restart is not given again.
+	// The pool does not allocate addresses again that it allocated before the restart.
 	vips := map[string]string{}
 	for name, ips := range w.heldOnBroker() {
 		for _, ip := range ips {
@@ -800,7 +799,7 @@ func TestForeignEditsAreReverted(t *testing.T) {
 	w.noError(w.b.Delete(t.Context(), si))
 	w.b.wants("hello", helloOfA)
 
-	// On the broker too: what a says about itself is what a's cluster says.
+	// Likewise on the broker: a's objects there match a's cluster.
 	w.quiet()
 	w.noError(w.broker.DeleteAllOf(t.Context(), &v1alpha1.ExportRecord{}, client.InNamespace(w.brokerNS)))
 	w.b.wants("hello", helloOfA)
@@ -809,13 +808,13 @@ func TestForeignEditsAreReverted(t *testing.T) {
 	conformance.Holds(t, "N13")
 }
 
-func TestQuietWorldWritesNothing(t *testing.T) {
+func TestUnchangedObjectsCauseNoWrites(t *testing.T) {
 	w := newTestbed(t).run()
 	svc := w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
 	w.quiet()
-	// A change that means nothing is looked at and leads to no write.
+	// An irrelevant change causes a reconcile without a write.
 	svc.Annotations = map[string]string{"unrelated": "annotation"}
 	w.noError(w.a.Update(t.Context(), svc))
 	if writes := w.changesWithin(3 * settle); len(writes) > 0 {

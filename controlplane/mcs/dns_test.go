@@ -13,7 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// Names up to the limits of DNS are nothing to report; one character more is, once.
+// Names up to the limits of DNS are not reported; with one more character they are, once.
 func TestUnnamed(t *testing.T) {
 	t.Parallel()
 	label := func(n int) string { return strings.Repeat("x", n) }

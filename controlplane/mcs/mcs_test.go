@@ -135,7 +135,7 @@ func TestAggregateRoundTrip(t *testing.T) {
 	})
 }
 
-func TestNamesThatJoinAlikeStayApart(t *testing.T) {
+func TestAmbiguousJoinsAreDistinct(t *testing.T) {
 	one := clusterset.ServiceName{Namespace: "c", Name: "a-b"}
 	two := clusterset.ServiceName{Namespace: "b-c", Name: "a"}
 	if mcs.AggregateName(one) == mcs.AggregateName(two) || mcs.RecordName("m", one) == mcs.RecordName("m", two) {
@@ -147,9 +147,8 @@ func TestNamesThatJoinAlikeStayApart(t *testing.T) {
 	conformance.Holds(t, "L10")
 }
 
-// TestNamesStayApartAndFit holds for every two owners: names are equal only if all parts are, and the
-// longest one is a legal object name.
-func TestNamesStayApartAndFit(t *testing.T) {
+// Names are equal only if all their parts are, and the longest one is a valid object name.
+func TestNamesAreDistinctAndValid(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c1, c2, s1, s2 := genID(t), genID(t), genService(t), genService(t)
 		if (mcs.RecordName(c1, s1) == mcs.RecordName(c2, s2)) != (c1 == c2 && s1 == s2) {
@@ -348,7 +347,7 @@ func sourceSlice() *discoveryv1.EndpointSlice {
 	}
 }
 
-// Pods of a headless Service that have no hostname keep their names on the way, those of other Services do not.
+// Pods of a headless Service without a hostname keep their names up to the node; those of other Services do not.
 func TestPodNamesReachTheNode(t *testing.T) {
 	for name, tc := range map[string]struct {
 		source, imported clusterset.ServiceType

@@ -8,7 +8,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// One of 20,000 slices of 10,000 imports changes, and the world becomes a Snapshot.
+// One of 20,000 slices of 10,000 imports changes, and a Snapshot is built.
 func BenchmarkOneSliceOf10k(b *testing.B) {
 	w := newJoined()
 	var of []*member

@@ -37,7 +37,7 @@ endpoints: [{addresses: [%s]}]
 `, name, service, pod)
 }
 
-// summary is a world on one line: each Service and the addresses behind it.
+// summary formats a Snapshot on one line: each Service with its addresses.
 func summary(s *clusterset.Snapshot) string {
 	if s == nil {
 		return "nothing"
@@ -55,7 +55,7 @@ func summary(s *clusterset.Snapshot) string {
 	return strings.Join(words, " ")
 }
 
-// TestFolder writes files, waits until things have settled, and looks at the world and at what Status names.
+// TestFolder writes files, and checks the Snapshot and the faults in Status.
 func TestFolder(t *testing.T) {
 	type step struct {
 		write  map[string]string // name -> text; "" removes it
@@ -164,8 +164,8 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// A folder that goes takes nothing with it, and what stands there when it comes back counts.
-func TestFolderGoes(t *testing.T) {
+// A deleted folder removes no object; the content of a new folder replaces the old one.
+func TestFolderIsDeleted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "world")
 	synctest.Test(t, func(t *testing.T) {
 		sink := &recorder{}
@@ -207,7 +207,7 @@ func TestFolderGoes(t *testing.T) {
 	})
 }
 
-// A file that changes from look to look is being written.
+// A file that changes between two scans is still being written.
 func TestFileMustSettle(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.yaml")
 	if err := os.WriteFile(at, []byte(importYAML("hello")), 0o600); err != nil {

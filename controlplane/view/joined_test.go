@@ -12,8 +12,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// After any history, the world is what assemble makes of what there is; Snapshots handed out before do not change.
-func TestJoinedIsWhatThereIs(t *testing.T) {
+// After any sequence of changes the Snapshot equals that of assemble; earlier Snapshots do not change.
+func TestJoinedEqualsAssemble(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newJoined()
 		imports, members := map[int]*clusterset.Import{}, map[string]*member{}

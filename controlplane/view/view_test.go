@@ -28,7 +28,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// recorder is a Sink that remembers what it was given, and fails as often as it is told to.
+// recorder is a Sink that records Snapshots, and fails a given number of times.
 type recorder struct {
 	mu    sync.Mutex
 	calls []call
@@ -73,8 +73,8 @@ func (r *recorder) last(t *testing.T) *clusterset.Snapshot {
 	return calls[len(calls)-1].snapshot
 }
 
-// world is a fake API server, the View on it, and the View's log.
-type world struct {
+// testbed is a fake API server, the View on it, and the View's log.
+type testbed struct {
 	t      *testing.T
 	mcs    *mcsfake.Clientset
 	kube   *kubefake.Clientset
@@ -84,12 +84,12 @@ type world struct {
 	done   chan struct{}
 }
 
-// newWorld prepares a View that run starts. It must be called inside a synctest bubble.
-func newWorld(t *testing.T, cfg Config) *world {
+// newTestbed prepares a View that run starts. Call it inside a synctest bubble.
+func newTestbed(t *testing.T, cfg Config) *testbed {
 	t.Helper()
 	// The fake clients know list and watch, not the streaming list.
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.WatchListClient, false)
-	w := &world{t: t, mcs: mcsfake.NewSimpleClientset(), kube: kubefake.NewClientset(), log: &bytes.Buffer{}, done: make(chan struct{})}
+	w := &testbed{t: t, mcs: mcsfake.NewSimpleClientset(), kube: kubefake.NewClientset(), log: &bytes.Buffer{}, done: make(chan struct{})}
 	cfg.Log = slog.New(slog.NewTextHandler(w.log, nil))
 	v, err := New(cfg, w.mcs.MulticlusterV1beta1(), w.kube.DiscoveryV1())
 	if err != nil {
@@ -99,7 +99,7 @@ func newWorld(t *testing.T, cfg Config) *world {
 	return w
 }
 
-func (w *world) run() {
+func (w *testbed) run() {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.cancel = cancel
 	go func() {
@@ -111,13 +111,13 @@ func (w *world) run() {
 }
 
 // stop ends the View and lets what client-go starts on its own run out.
-func (w *world) stop() {
+func (w *testbed) stop() {
 	w.cancel()
 	<-w.done
 	synctest.Wait()
 }
 
-func (w *world) addImport(name string) {
+func (w *testbed) addImport(name string) {
 	w.t.Helper()
 	imp := &mcsv1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: name},
@@ -131,7 +131,7 @@ func (w *world) addImport(name string) {
 	}
 }
 
-func (w *world) addSlice(name, addr string) {
+func (w *testbed) addSlice(name, addr string) {
 	w.t.Helper()
 	if _, err := w.kube.DiscoveryV1().EndpointSlices("demo").Create(w.t.Context(), endpointSlice(name, addr), metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
@@ -147,7 +147,7 @@ func later(d time.Duration) {
 func TestNothingIsSyncedBeforeAllCaches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sink := &recorder{}
-		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}})
+		w := newTestbed(t, Config{Sinks: map[string]Sink{"sink": sink}})
 		release := make(chan struct{})
 		w.kube.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
 			<-release
@@ -175,11 +175,11 @@ func TestNothingIsSyncedBeforeAllCaches(t *testing.T) {
 	})
 }
 
-// Where a member serves as broker, the aggregates of the whole ClusterSet stand beside its own imports.
-func TestAggregatesAreNoImports(t *testing.T) {
+// A cluster that is both broker and member also has the aggregates of the ClusterSet.
+func TestAggregatesAreNotImports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sink := &recorder{}
-		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}})
+		w := newTestbed(t, Config{Sinks: map[string]Sink{"sink": sink}})
 		w.addImport("hello")
 		aggregate := &mcsv1beta1.ServiceImport{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "isthmus-broker", Name: "hello.demo", Labels: map[string]string{
@@ -204,7 +204,7 @@ func TestChangesAreCoalesced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sink := &recorder{}
 		const gap = 100 * time.Millisecond
-		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}, MinInterval: gap, MaxInterval: time.Hour})
+		w := newTestbed(t, Config{Sinks: map[string]Sink{"sink": sink}, MinInterval: gap, MaxInterval: time.Hour})
 		w.run()
 		defer w.stop()
 		later(time.Second)
@@ -230,10 +230,10 @@ func TestChangesAreCoalesced(t *testing.T) {
 	})
 }
 
-func TestSilenceRepeatsTheSameSnapshot(t *testing.T) {
+func TestMaxIntervalRepeatsTheSameSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sink := &recorder{}
-		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}, MaxInterval: time.Minute})
+		w := newTestbed(t, Config{Sinks: map[string]Sink{"sink": sink}, MaxInterval: time.Minute})
 		w.addImport("hello")
 		w.run()
 		defer w.stop()
@@ -254,7 +254,7 @@ func TestSinksFailAlone(t *testing.T) {
 	errFull := errors.New("map is full")
 	synctest.Test(t, func(t *testing.T) {
 		good, bad, hung := &recorder{}, &recorder{fail: errFull}, &recorder{hang: true}
-		w := newWorld(t, Config{
+		w := newTestbed(t, Config{
 			Sinks:         map[string]Sink{"good": good, "bad": bad, "hung": hung},
 			RetryInterval: 200 * time.Millisecond, MaxInterval: time.Hour,
 		})
@@ -290,7 +290,7 @@ func TestSinksFailAlone(t *testing.T) {
 func TestBadObjectIsSkippedAndLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sink := &recorder{}
-		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}})
+		w := newTestbed(t, Config{Sinks: map[string]Sink{"sink": sink}})
 		w.addImport("hello")
 		w.addSlice("bad", "not-an-address")
 		w.addSlice("good", "10.1.0.1")
@@ -311,7 +311,7 @@ func TestBadObjectIsSkippedAndLoggedOnce(t *testing.T) {
 func TestDeletedObjectsLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sink := &recorder{}
-		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}})
+		w := newTestbed(t, Config{Sinks: map[string]Sink{"sink": sink}})
 		w.addImport("hello")
 		w.addSlice("one", "10.1.0.1")
 		w.run()
@@ -337,7 +337,7 @@ func TestDeletedObjectsLeave(t *testing.T) {
 func TestUnreachableServerIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sink := &recorder{}
-		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}})
+		w := newTestbed(t, Config{Sinks: map[string]Sink{"sink": sink}})
 		down := errors.New("connection refused")
 		var mu sync.Mutex
 		w.mcs.PrependReactor("list", "serviceimports", func(clienttesting.Action) (bool, runtime.Object, error) {

@@ -1,5 +1,5 @@
-// Scale measures the control plane of a large ClusterSet on this machine: a real broker, simulated members
-// that export and change, and a real member that imports. Package simulation says which parts are real.
+// Scale measures the control plane of a large ClusterSet on this machine: a real broker, simulated members with changing
+// exports, and a real importing member. The documentation of package simulation lists the real parts.
 //
 //	go run ./tools/scale --members 9 --exports 1000 --endpoints 20 --churn 50/s --duration 60s
 //
@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// settings are the flags.
+// settings are the values of the flags.
 type settings struct {
 	set      simulation.Config
 	real     []string
@@ -77,22 +77,22 @@ broker and controller spend: CPU, memory, bytes and requests. It needs no root, 
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&s.set.Members, "members", 9, "how many members are simulated")
-	f.IntVar(&s.set.Exports, "exports", 1000, "how many Services each member exports")
-	f.IntVar(&s.set.Endpoints, "endpoints", 20, "how many endpoints each Service has in each member")
-	f.BoolVar(&s.set.Distinct, "distinct", false, "let every member export Services of its own; else all export the same ones")
+	f.IntVar(&s.set.Members, "members", 9, "number of simulated members")
+	f.IntVar(&s.set.Exports, "exports", 1000, "number of Services that each member exports")
+	f.IntVar(&s.set.Endpoints, "endpoints", 20, "number of endpoints of each Service in each member")
+	f.BoolVar(&s.set.Distinct, "distinct", false, "every member exports its own Services; otherwise all export the same ones")
 	f.StringSliceVar(&s.real, "real", []string{"a"}, "real members: a, which imports, and if wanted b, which exports too")
 	f.Var(&s.churn, "churn", "how many endpoints change, such as 50/s")
-	f.DurationVar(&s.duration, "duration", time.Minute, "how long they change")
-	f.DurationVar(&s.steady, "steady", 30*time.Second, "how long to look at a ClusterSet in which nothing changes")
+	f.DurationVar(&s.duration, "duration", time.Minute, "duration of the changes")
+	f.DurationVar(&s.steady, "steady", 30*time.Second, "duration of the measurement without changes")
 	f.StringVar(&s.set.Storage, "storage", simulation.DefaultStorage(), "folder for etcd's files")
-	f.StringVar(&s.set.Controller, "controller", "", "an isthmus-controller to measure; without it, that of this checkout is built")
-	f.StringVar(&s.log, "log", "", "file to write what the controller of a logged")
-	f.StringVarP(&s.format, "output", "o", "text", "text or json")
+	f.StringVar(&s.set.Controller, "controller", "", "isthmus-controller to measure; default: built from this checkout")
+	f.StringVar(&s.log, "log", "", "file for the log of a's controller")
+	f.StringVarP(&s.format, "output", "o", "text", "output `format`: text or json")
 	return cmd
 }
 
-// validate reports every flag that cannot be, apart from those that simulation.Config checks.
+// validate reports all invalid flags, except those that simulation.Config checks.
 func (s *settings) validate() error {
 	var errs []error
 	if s.format != "text" && s.format != "json" {
@@ -158,8 +158,7 @@ func run(ctx context.Context, s settings, stdout, stderr io.Writer) (err error) 
 	return r.WriteText(stdout)
 }
 
-// measure goes through the life of the importing member: from empty to full, at rest, under change, and
-// started again.
+// measure follows the importing member: the first import, at rest, under changes, and a restart.
 func measure(ctx context.Context, w *simulation.ClusterSet, s settings) (report.Report, error) {
 	r := report.Report{
 		Machine: result.Machine(), Storage: simulation.DescribeStorage(s.set.Storage),
@@ -190,20 +189,20 @@ func measure(ctx context.Context, w *simulation.ClusterSet, s settings) (report.
 	return r, err
 }
 
-// rate is a number of changes a second (see [pflag.Value]).
+// rate is a number of changes per second (see [pflag.Value]).
 type rate float64
 
-// String returns it as Set takes it.
+// String formats r as Set accepts it.
 func (r *rate) String() string { return strconv.FormatFloat(float64(*r), 'f', -1, 64) + "/s" }
 
-// Type is the word for it in the help.
+// Type returns the name of the type in the help.
 func (r *rate) Type() string { return "number/s" }
 
-// Set takes 50/s, and also 50.
+// Set accepts 50/s and 50.
 func (r *rate) Set(text string) error {
 	v, err := strconv.ParseFloat(strings.TrimSuffix(text, "/s"), 64)
 	if err != nil || !(v > 0 && v <= 10_000) {
-		return fmt.Errorf("%q is not a number of changes a second between 0 and 10000, such as 50/s", text)
+		return fmt.Errorf("%q is not a number of changes per second between 0 and 10000, such as 50/s", text)
 	}
 	*r = rate(v)
 	return nil

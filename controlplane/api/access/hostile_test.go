@@ -137,8 +137,8 @@ func (b *broker) impersonating(user string, do attempt) attempt {
 	}
 }
 
-// TestHostileMember has the credentials of members try what is not theirs: every attempt is refused, for the
-// reason that it should be, and afterwards nothing on the broker has changed.
+// Members attempt requests on foreign objects. Every attempt is refused for the expected reason, and the broker does
+// not change.
 func TestHostileMember(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)

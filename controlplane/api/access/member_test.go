@@ -22,7 +22,7 @@ import (
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// TestMemberAtWork has members do their own work, by every kind of request that there is: nothing is refused.
+// Members do their regular work with every kind of request, and no request is refused.
 func TestMemberAtWork(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
@@ -168,7 +168,7 @@ func lists(b *broker, all client.ObjectList) attempt {
 	}
 }
 
-// TestStatusOfACreateIsDropped shows why no policy looks at the status of a create.
+// The API server drops the status of a create, so no policy needs to check it.
 func TestStatusOfACreateIsDropped(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
@@ -181,9 +181,9 @@ func TestStatusOfACreateIsDropped(t *testing.T) {
 	}
 }
 
-// TestWhoIsNoMember has accounts try that hold a member's rights, and are none: one that never was, and one that
-// is no longer. Afterwards, what it has left can be removed.
-func TestWhoIsNoMember(t *testing.T) {
+// Two accounts have the rights of members without being members: one never was, and one no longer is. Their writes are
+// refused, and their objects can be removed.
+func TestFormerAndForeignAccounts(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
 	b.exporting("shop", "243.0.0.1", "a")
@@ -239,9 +239,9 @@ func TestWhoIsNoMember(t *testing.T) {
 	}
 }
 
-// TestPoliciesHoldMembersOfOneBroker shows whom the policies of a broker leave alone: administrators, other
-// namespaces, and another broker in the same API server, whose members may have the same ids.
-func TestPoliciesHoldMembersOfOneBroker(t *testing.T) {
+// The policies of a broker do not apply to administrators, other namespaces, and another broker in the same API server
+// whose members may have the same ids.
+func TestPoliciesApplyToOneBroker(t *testing.T) {
 	t.Parallel()
 	one, two := newBroker(t), newBroker(t)
 	for _, b := range []*broker{one, two} {
@@ -268,8 +268,8 @@ func TestPoliciesHoldMembersOfOneBroker(t *testing.T) {
 	}
 }
 
-// TestRightsOfAMember asks the API server for every right to every kind that it serves: a member has those of
-// the table in the broker's namespace, and elsewhere only what everybody has.
+// The test checks every verb on every kind that the API server serves: a member has the rights of the table in the
+// broker's namespace, and elsewhere only those of all accounts.
 func TestRightsOfAMember(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
@@ -352,8 +352,7 @@ func (b *broker) rights(id, namespace string) map[string][]string {
 	return rights
 }
 
-// TestLargeSlice writes slices of the largest size that the API allows, and says how long that takes with the
-// policies and without.
+// The test writes slices of the largest allowed size, and reports the time with and without the policies.
 func TestLargeSlice(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)

@@ -44,8 +44,7 @@ func policiesOf(t testing.TB, namespace string) ([]*admissionv1.ValidatingAdmiss
 	return policies, bindings
 }
 
-// TestPoliciesFailClosed shows that every policy refuses what it cannot judge, is in force, and stays inside of
-// its broker.
+// Every policy refuses a request that it cannot evaluate, is in force, and applies only to its broker.
 func TestPoliciesFailClosed(t *testing.T) {
 	t.Parallel()
 	policies, bindings := policiesOf(t, "here")
@@ -85,7 +84,7 @@ func TestPoliciesFailClosed(t *testing.T) {
 	}
 }
 
-func TestPoliciesOfNoNamespace(t *testing.T) {
+func TestPoliciesOfInvalidNamespace(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", "a.b", `x"]`, "Here"} {
 		if objects, err := access.Policies(name); err == nil {
@@ -94,9 +93,8 @@ func TestPoliciesOfNoNamespace(t *testing.T) {
 	}
 }
 
-// TestEveryRightIsHeld shows that no policy has been forgotten: whatever RBAC lets a member write, the policy
-// members and one for the kind look at.
-func TestEveryRightIsHeld(t *testing.T) {
+// The policy for members and one for the kind cover every write that RBAC permits.
+func TestEveryRightHasAPolicy(t *testing.T) {
 	t.Parallel()
 	policies, _ := policiesOf(t, "here")
 	operations := map[string]admissionv1.OperationType{
@@ -137,8 +135,8 @@ func TestEveryRightIsHeld(t *testing.T) {
 	}
 }
 
-// TestPoliciesTypeCheck has Kubernetes compare every expression with the schemas of what it is about, as its
-// controller manager does: there is nothing to warn of.
+// Kubernetes compares every expression with the schemas of its objects, as its controller manager does, and has no
+// warning.
 func TestPoliciesTypeCheck(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)

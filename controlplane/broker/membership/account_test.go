@@ -20,7 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// asks asks the broker once by the credentials of a member.
+// asks sends one request to the broker with the credentials of a member.
 func asks(ctx context.Context, c client.Client, namespace string) error {
 	return c.List(ctx, &v1alpha1.MemberList{}, client.InNamespace(namespace))
 }
@@ -74,7 +74,7 @@ func (p *pods) run(ctx context.Context, t *testing.T) error {
 	}
 }
 
-// TestRotate: a member gets new credentials without being without any for a moment, and the old ones die.
+// A member gets new credentials, has valid ones at any time, and the old ones are revoked.
 func TestRotate(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "rotate"})
 	member := cluster(t, &memberServer)
@@ -141,9 +141,8 @@ func tokens(t *testing.T, asAdmin client.Client, namespace string) int {
 	return len(list.Items)
 }
 
-// TestRotateThatIsCutOff: as long as the controller is not ready with the new token, the old one stays good; the
-// next try leaves one token.
-func TestRotateThatIsCutOff(t *testing.T) {
+// The old token stays valid until the controller is ready with the new one. The next run leaves one token.
+func TestInterruptedRotate(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "halfway"})
 	member := cluster(t, &memberServer)
 	r := request(info, "a", 1)
@@ -179,8 +178,8 @@ func TestRotateThatIsCutOff(t *testing.T) {
 	}
 }
 
-// TestRevoke: credentials of a member are dead at once, what it has published stays, and nothing that an
-// administrator does for others gives them back.
+// Revoked credentials are invalid at once, published objects stay, and operations on other members do not restore the
+// rights.
 func TestRevoke(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "revoke"})
 	member := cluster(t, &memberServer)
@@ -216,7 +215,7 @@ func TestRevoke(t *testing.T) {
 	if err != nil || len(list) != 1 || !list[0].Revoked {
 		t.Errorf("members: %+v, %v", list, err)
 	}
-	// Until somebody wants it back.
+	// Rotate restores it.
 	if _, err := Rotate(t.Context(), asAdmin, member, r.Namespace, "", time.Second); err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +227,7 @@ func TestRevoke(t *testing.T) {
 	}
 }
 
-// TestTokenFileReplacesToken: what an older isthmusctl left in the Secret becomes what a process reads again.
+// A token that an older isthmusctl left in the kubeconfig is replaced by a token file.
 func TestTokenFileReplacesToken(t *testing.T) {
 	const old = `{apiVersion: v1, kind: Config, current-context: broker, contexts: [{name: broker, context: {cluster: broker, user: broker, namespace: b}}],
 clusters: [{name: broker, cluster: {server: "https://192.0.2.1"}}], users: [{name: broker, user: {token: old}}]}`

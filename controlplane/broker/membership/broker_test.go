@@ -40,7 +40,7 @@ func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
 		t.Error("a second run gave the same token")
 	}
 
-	// Nobody has joined: everything may still change.
+	// Without members every setting may change.
 	disabled := false
 	b := Broker{
 		Namespace: "twice", ClusterSetID: "prod", ClusterSetIPEnabled: &disabled, Ranges: cidrs("242.0.0.0/8"), ClusterSize: 5000,
@@ -56,7 +56,7 @@ func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
 	}
 	conformance.Holds(t, "V3", "V36", "V40")
 
-	// The same stands in the file for joining, and in Submariner's words in a ConfigMap.
+	// The broker-info file and the ConfigMap in Submariner's format have the same settings.
 	if *file.ClusterSetIPEnabled || file.ClusterSetIPClusterSize != 8192 || file.Settings != want.Settings || !slices.Equal(file.ClusterSetIPCIDRRange, want.ClusterSetIPCIDRRange) {
 		t.Errorf("the file says %+v", file)
 	}
@@ -73,8 +73,7 @@ func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
 	}
 }
 
-// TestProfileDecidesAboutClusterSetIPs: with the profile lighthouse nobody gets a ClusterSetIP without asking,
-// unless the administrator says so.
+// With the profile lighthouse no Service gets a ClusterSetIP by default, unless the administrator enables it.
 func TestProfileDecidesAboutClusterSetIPs(t *testing.T) {
 	yes := true
 	lighthouse := v1alpha1.Settings{Profile: v1alpha1.ProfileLighthouse}

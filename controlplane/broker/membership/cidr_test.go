@@ -54,7 +54,7 @@ func TestFirstFree(t *testing.T) {
 	conformance.Holds(t, "L37")
 }
 
-// TestFirstFreeLaws: the block lies in the range, overlaps nothing, and no lower one would do.
+// The block lies in the range and overlaps no taken one, and no lower block does.
 func TestFirstFreeLaws(t *testing.T) {
 	rng := netip.MustParsePrefix("243.0.0.0/24")
 	const bits = 28
@@ -184,8 +184,7 @@ func TestBlockBits(t *testing.T) {
 	conformance.Holds(t, "L37")
 }
 
-// TestCompactLaws: the same addresses, nothing twice, and nothing that two prefixes of one length say where
-// one would do.
+// The result has the same addresses, without duplicates, and without two prefixes that one could replace.
 func TestCompactLaws(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var in []netip.Prefix

@@ -72,7 +72,7 @@ func TestDiscover(t *testing.T) {
 	}
 	check(want)
 
-	// What is configured for the whole cluster covers nodes that come later. What it does not cover is added.
+	// The configuration of the whole cluster covers later nodes. CIDRs of nodes outside of it are added.
 	configure := func(name string, values map[string]string) {
 		t.Helper()
 		put(t, c, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: name}, Data: maps.Clone(values)})
@@ -103,7 +103,7 @@ func TestDiscover(t *testing.T) {
 	check(want)
 }
 
-// calico installs as much of Calico as tells where pods are.
+// calico installs the part of Calico that has the pod CIDRs.
 func calico(t *testing.T, c client.Client) {
 	t.Helper()
 	preserve := true

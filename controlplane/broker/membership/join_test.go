@@ -33,7 +33,7 @@ func TestJoin(t *testing.T) {
 		Namespace: "join", ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8", "fd00:1:2::/48"),
 		Settings: v1alpha1.Settings{TypeConflict: v1alpha1.TypeConflictExclude},
 	})
-	// All of a join must work with nothing but the broker-info file.
+	// The broker-info file alone must suffice for a join.
 	broker := newClient(t, info.RESTConfig())
 	member := cluster(t, &memberServer)
 	r := request(info, "a.eu", 1)
@@ -76,7 +76,7 @@ func TestJoin(t *testing.T) {
 		t.Errorf("the ConfigMap says %s", have)
 	}
 
-	// The member's credentials work, in the namespace that they name, and no further than they should.
+	// The member's credentials are valid in their namespace, with the intended rights only.
 	cfg := credentials(t, member, r.Namespace)
 	if filepath.Base(cfg.BearerTokenFile) != v1alpha1.BrokerSecretToken {
 		t.Errorf("the token comes from %q, which no process reads again", cfg.BearerTokenFile)
@@ -94,7 +94,7 @@ func TestJoin(t *testing.T) {
 		t.Errorf("the member may read the Secrets of others: %v", err)
 	}
 
-	// Joining again keeps what it was given, and what people said and do not say now.
+	// Joining again keeps the allocated values, and the values of earlier flags.
 	r.Addresses = Addresses{Pods: cidrs("10.1.0.0/16", "10.11.0.0/16")}
 	r.Blocks = cidrs("243.7.0.0/16")
 	again, err := Join(t.Context(), broker, member, r)
@@ -115,7 +115,7 @@ func TestJoin(t *testing.T) {
 		t.Errorf("sources (-want +have):\n%s", diff)
 	}
 
-	// So it is with the URL of the broker.
+	// Likewise the URL of the broker.
 	for _, step := range []struct {
 		server *string
 		want   string
@@ -139,7 +139,7 @@ func TestJoin(t *testing.T) {
 		t.Errorf("another cluster joined under a taken id: %v", err)
 	}
 
-	// Now that somebody relies on them, ranges are fixed.
+	// With a member the ranges are immutable.
 	_, err = DeployBroker(t.Context(), asAdmin, Broker{Namespace: "join", Ranges: cidrs("242.0.0.0/8"), TokenTTL: time.Hour})
 	if err == nil || !strings.Contains(err.Error(), "cannot change before all have left") {
 		t.Errorf("ranges changed under a member: %v", err)
@@ -155,7 +155,7 @@ func brokerConfig(t *testing.T, asAdmin client.Client, namespace string) *v1alph
 	return config
 }
 
-// blocksOnBroker returns who has which blocks, in the words of Submariner.
+// blocksOnBroker returns the blocks of all members in Submariner's format.
 func blocksOnBroker(t *testing.T, asAdmin client.Client, namespace string) string {
 	t.Helper()
 	m := &corev1.ConfigMap{}
@@ -165,8 +165,8 @@ func blocksOnBroker(t *testing.T, asAdmin client.Client, namespace string) strin
 	return m.Data["clusterinfo"]
 }
 
-// TestChangedSettings: the ClusterSet's settings count at each join, and what the flag of a join says counts
-// more, also at later joins without it.
+// Each join applies the settings of the ClusterSet. A flag of join overrides them, also at later joins without the
+// flag.
 func TestChangedSettings(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "settings", Ranges: cidrs("243.0.0.0/8")})
 	yes, no := true, false
@@ -206,7 +206,7 @@ func TestChangedSettings(t *testing.T) {
 		t.Error("the flag does not count the second time")
 	}
 	conformance.Holds(t, "V38")
-	// What a person gave can be taken back, for what is found.
+	// An empty flag discards its earlier value for the discovered one.
 	r := request(info, "a", 1)
 	r.Addresses.Services = []netip.Prefix{}
 	j, err := Request.decide(r, must(readReservations(t.Context(), asAdmin, "settings")), "uid", discovery{services: []Found{{cidrs("10.7.0.0/16"), "here"}}})
@@ -281,7 +281,7 @@ func TestJoinRefusesAndWritesNothing(t *testing.T) {
 	conformance.Holds(t, "L37")
 }
 
-// firstBlock returns the first block that a join gave, or "".
+// firstBlock returns the first block of a join, or "".
 func firstBlock(j Joined) string {
 	if j.Member == nil || len(j.Member.Spec.ClusterSetIPCIDR) == 0 {
 		return ""
@@ -289,7 +289,7 @@ func firstBlock(j Joined) string {
 	return j.Member.Spec.ClusterSetIPCIDR[0]
 }
 
-// state lists what stands in a namespace, with versions, and what a cluster says of itself.
+// state lists the objects in a namespace with their versions, and the cluster's ClusterProperties.
 func state(t *testing.T, c client.Client, namespace string) []string {
 	t.Helper()
 	var found []string
@@ -315,8 +315,8 @@ func state(t *testing.T, c client.Client, namespace string) []string {
 	return found
 }
 
-// TestJoinsAtTheSameTime: whatever the order, ids and blocks are given once.
-func TestJoinsAtTheSameTime(t *testing.T) {
+// Concurrent joins get distinct ids and blocks.
+func TestConcurrentJoins(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "together", Ranges: cidrs("243.0.0.0/8", "fd00:1:3::/48")})
 	const n = 8
 	var joins errgroup.Group
@@ -359,7 +359,7 @@ func TestJoinsAtTheSameTime(t *testing.T) {
 		t.Errorf("blocks given (-want +have):\n%s", diff)
 	}
 	conformance.Holds(t, "L37")
-	// Every list of them says the same.
+	// All lists of the blocks agree.
 	config := brokerConfig(t, asAdmin, "together")
 	if diff := cmp.Diff(listed, config.Spec.Members); diff != "" || len(config.Annotations) > 0 {
 		t.Errorf("the ClusterSetConfig has annotations %v, and members (-want +have):\n%s", config.Annotations, diff)
@@ -372,7 +372,7 @@ func TestJoinsAtTheSameTime(t *testing.T) {
 		t.Errorf("the ConfigMap says\n%s, want\n%s", have, wantTexts["clusterinfo"])
 	}
 
-	// Two clusters and one id: one of them gets it.
+	// Of two clusters with the same id, one gets it.
 	var taken, joined int
 	results := make(chan error, 2)
 	for i := range 2 {
@@ -396,9 +396,8 @@ func TestJoinsAtTheSameTime(t *testing.T) {
 	}
 }
 
-// TestJoinAfterACut: a join that died after its reservation is finished by the next, and holds its block
-// until then.
-func TestJoinAfterACut(t *testing.T) {
+// A join that was interrupted after its reservation is completed by the next one, and reserves its block until then.
+func TestInterruptedJoin(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "cut", Ranges: cidrs("243.0.0.0/8")})
 	dead := &failing{Client: asAdmin}
 	if _, err := reserve(t, dead, "a", request(info, "a", 1)); !errors.Is(err, errCut) {
@@ -415,7 +414,7 @@ func TestJoinAfterACut(t *testing.T) {
 	if err != nil || firstBlock(a) != "243.0.0.0/16" || a.Rejoined {
 		t.Errorf("a got %+v, %v; want the block it had reserved", a.Member, err)
 	}
-	// One that is never finished can be swept away.
+	// An interrupted join can be removed.
 	if _, err := reserve(t, dead, "c", request(info, "c", 4)); !errors.Is(err, errCut) {
 		t.Fatalf("the join was not cut: %v", err)
 	}
@@ -436,8 +435,7 @@ func (*failing) Apply(context.Context, runtime.ApplyConfiguration, ...client.App
 	return errCut
 }
 
-// TestIdentity: a cluster says who it is and where it belongs for as long as it is a member, in the words of
-// KEP-2149, and nobody can change that meanwhile.
+// A member has its id and ClusterSet as ClusterProperties (KEP-2149), which are immutable during the membership.
 func TestIdentity(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "identity", ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8")})
 	member := cluster(t, &memberServer)
@@ -449,7 +447,7 @@ func TestIdentity(t *testing.T) {
 		}
 		return value
 	}
-	// The cluster has an id of its own, which nobody has to repeat, and which stays its own.
+	// The cluster has an id of its own, which join need not repeat and leave keeps.
 	theirs := &about.ClusterProperty{ObjectMeta: metav1.ObjectMeta{Name: about.ClusterID}, Spec: about.ClusterPropertySpec{Value: "a.eu"}}
 	if err := member.Create(t.Context(), theirs); err != nil {
 		t.Fatal(err)
@@ -538,7 +536,7 @@ func TestIdentity(t *testing.T) {
 	if err := member.Delete(t.Context(), p); err != nil {
 		t.Errorf("its id cannot be deleted now: %v", err)
 	}
-	// An id that join gave goes with the membership.
+	// An id that join wrote is removed with the membership.
 	r.ClusterID, r.Addresses = "b", request(info, "b", 2).Addresses
 	if _, err := Join(t.Context(), asAdmin, member, r); err != nil {
 		t.Fatal(err)

@@ -34,8 +34,8 @@ func service(name string) clusterset.ServiceName {
 	return clusterset.ServiceName{Namespace: "demo", Name: name}
 }
 
-// publish writes what the controllers of clusters say about a Service: records and slices, and an aggregate
-// that the first of them has allocated. listed are those in its status.
+// publish writes the objects of exporters of a Service: records and slices, and an aggregate that the first of them has
+// allocated. listed are the clusters in its status.
 func publish(t *testing.T, broker client.Client, namespace, name string, ip string, clusters, listed []clusterset.ClusterID) {
 	t.Helper()
 	for _, c := range clusters {
@@ -67,7 +67,7 @@ func publish(t *testing.T, broker client.Client, namespace, name string, ip stri
 	}
 }
 
-// contents lists what stands in some namespaces of a cluster, as far as Isthmus writes such things.
+// contents lists the objects of the kinds of Isthmus in some namespaces of a cluster.
 func contents(t *testing.T, c client.Client, namespaces ...string) []string {
 	t.Helper()
 	var found []string
@@ -111,7 +111,7 @@ func contents(t *testing.T, c client.Client, namespaces ...string) []string {
 	return found
 }
 
-// cutAfter returns clients of which only the first n writes arrive.
+// cutAfter returns clients of which only the first n writes succeed.
 func cutAfter(n int, clients ...client.Client) []client.Client {
 	budget := &budget{left: n}
 	var cut []client.Client
@@ -121,7 +121,7 @@ func cutAfter(n int, clients ...client.Client) []client.Client {
 	return cut
 }
 
-// budget is how many writes several clients may still do.
+// budget is the number of remaining writes of several clients.
 type budget struct {
 	mu   sync.Mutex
 	left int
@@ -137,7 +137,7 @@ func (b *budget) spend() error {
 	return nil
 }
 
-// dying is a client whose writes fail when the budget is spent.
+// dying is a client whose writes fail after the budget is used up.
 type dying struct {
 	client.Client
 	budget *budget
@@ -192,8 +192,8 @@ func (d *dyingStatus) Update(ctx context.Context, obj client.Object, opts ...cli
 	return d.SubResourceWriter.Update(ctx, obj, opts...)
 }
 
-// TestLeave: a member that leaves takes along what is its own, here and on the broker, and nothing else;
-// wherever it is cut off, doing it again finishes it.
+// A member that leaves removes its own objects, in its cluster and on the broker, and no others. An interrupted run is
+// completed by the next one, wherever it was interrupted.
 func TestLeave(t *testing.T) {
 	const ns = "leave"
 	info, asAdmin := deploy(t, Broker{Namespace: ns, ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8")})
@@ -228,7 +228,7 @@ func TestLeave(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// In the member: what Isthmus imported, what is somebody else's, an export, and a broker of others.
+	// The member has imports of Isthmus, foreign objects, an export, and a broker of other clusters.
 	here := []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "leave-demo"}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "leave-inner"}},
@@ -266,7 +266,7 @@ func TestLeave(t *testing.T) {
 	replicas := int32(2)
 	put(t, member, controller(r.Namespace, replicas))
 
-	// Each try gets as little further as possible.
+	// Each run completes as few further writes as possible.
 	cuts, allowed, before := 0, 1, ""
 	for ; ; cuts++ {
 		if now := strings.Join(append(contents(t, asAdmin, ns), contents(t, member, r.Namespace, "leave-demo")...), "\n"); now == before {
@@ -343,7 +343,7 @@ func TestLeave(t *testing.T) {
 		t.Errorf("left once more: %v", err)
 	}
 
-	// It may come back, as a new member, whose controller then runs again.
+	// The cluster may join again as a new member, whose controller then runs again.
 	again, err := Join(t.Context(), asAdmin, member, r)
 	if err != nil || again.Rejoined || again.Member.Spec.LeftAt != nil || firstBlock(again) != "243.0.0.0/16" {
 		t.Fatalf("joined again: %+v, %v", again.Member, err)
@@ -372,8 +372,8 @@ func controller(namespace string, replicas int32) *appsv1.Deployment {
 	}
 }
 
-// TestForceLeave: a member whose cluster is gone is removed without it, its id is free at once, and the
-// cluster that comes back after all does no harm.
+// A member whose cluster is gone is removed without it, and its id is free at once. If the cluster comes back, it does
+// no harm.
 func TestForceLeave(t *testing.T) {
 	const ns = "force"
 	info, asAdmin := deploy(t, Broker{Namespace: ns, ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8")})
@@ -395,7 +395,7 @@ func TestForceLeave(t *testing.T) {
 		t.Errorf("on the broker (-want +have):\n%s", diff)
 	}
 
-	// Another cluster takes the id. The first one can still tidy up at home, and leaves the broker alone.
+	// Another cluster takes the id. The first one can still clean up its own cluster, without changing the broker.
 	if _, err := reserve(t, asAdmin, "another", request(info, "a", 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -415,7 +415,7 @@ func TestForceLeave(t *testing.T) {
 	}
 }
 
-// TestTombstones: a registration that ended stays for an hour and holds nothing; then any command removes it.
+// A former registration stays for an hour and reserves nothing. Afterwards any command deletes it.
 func TestTombstones(t *testing.T) {
 	const ns = "tombs"
 	info, asAdmin := deploy(t, Broker{Namespace: ns, Ranges: cidrs("243.0.0.0/8")})
@@ -470,7 +470,7 @@ func TestInheritedBlock(t *testing.T) {
 	if !slices.Equal(aggregate.Spec.IPs, []string{"243.0.255.254"}) || aggregate.Annotations[v1alpha1.AnnotationAllocatedBy] != "a" {
 		t.Errorf("the aggregate has %v of %s", aggregate.Spec.IPs, aggregate.Annotations[v1alpha1.AnnotationAllocatedBy])
 	}
-	// What the controller of c does at its start: it reserves what aggregates hold of its block.
+	// The controller of c reserves the addresses of aggregates in its block at its start.
 	pool, err := clusterset.NewIPPool(parsed(c.Member.Spec.ClusterSetIPCIDR)...)
 	if err != nil {
 		t.Fatal(err)
@@ -488,7 +488,7 @@ func TestInheritedBlock(t *testing.T) {
 	}
 	conformance.Holds(t, "L33")
 
-	// A new cluster under the id a could not have the old block, so that its own words would contradict it.
+	// A new cluster with the id a cannot get the old block, so the addresses of aggregates would not be valid for it.
 	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); err == nil {
 		t.Error("a joined into a full range")
 	}

@@ -41,8 +41,8 @@ func newClient(t testing.TB, cfg *rest.Config) client.Client {
 	return c
 }
 
-// deploy makes a broker in a namespace of the test's own and plays the controller that issues tokens
-// into Secrets, which the test's API server lacks. The tokens are real.
+// deploy deploys a broker in a namespace of the test, and simulates the controller that issues tokens into Secrets,
+// which the test's API server lacks. The tokens are valid.
 func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
 	t.Helper()
 	cfg := brokerServer.Config(t)
@@ -64,7 +64,7 @@ func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
 	return d.Info, asAdmin
 }
 
-// request is a Request to join the broker of info, with addresses that meet nobody's: n tells members apart.
+// request returns a Request to join the broker of info, with addresses that depend on n.
 func request(info BrokerInfo, id clusterset.ClusterID, n int) Request {
 	return Request{
 		ClusterID: id, Broker: info, Namespace: fmt.Sprintf("%s-%s", info.Namespace, strings.ReplaceAll(string(id), ".", "-")),
@@ -76,8 +76,8 @@ func request(info BrokerInfo, id clusterset.ClusterID, n int) Request {
 	}
 }
 
-// cluster returns an administrator's client of a cluster that says nothing of itself. Joins of the test are
-// taken back at its end, as far as the whole cluster is concerned.
+// cluster returns an administrator's client of a cluster without ClusterProperties. At its end the test removes the
+// cluster-scoped objects of its joins.
 func cluster(t *testing.T, s *apitest.Server) client.Client {
 	t.Helper()
 	c := newClient(t, s.Config(t))
@@ -89,7 +89,7 @@ func cluster(t *testing.T, s *apitest.Server) client.Client {
 	return c
 }
 
-// reserve registers a cluster on the broker and goes no further: all that others ever see of it.
+// reserve registers a cluster on the broker and does nothing else.
 func reserve(t *testing.T, broker client.Client, uid string, r Request) (Joined, error) {
 	t.Helper()
 	var j Joined
@@ -97,7 +97,7 @@ func reserve(t *testing.T, broker client.Client, uid string, r Request) (Joined,
 	return j, err
 }
 
-// credentials returns what a member's controller finds in its Secret, as the kubelet mounts it.
+// credentials returns the credentials in a member's Secret, as the kubelet mounts them.
 func credentials(t *testing.T, member client.Client, namespace string) *rest.Config {
 	t.Helper()
 	secret := &corev1.Secret{}

@@ -47,7 +47,7 @@ func TestSet(t *testing.T) {
 	if have := brokerConfig(t, asAdmin, ns).Spec.Members[0].ClusterSetIPCIDR; !slices.Equal(have, want.ClusterSetIPCIDR) {
 		t.Errorf("policies allow %v", have)
 	}
-	// A kind that is given empty is none.
+	// An empty kind removes the addresses of that kind.
 	if m, err = Set(t.Context(), asAdmin, ns, "a", Addresses{Extra: []netip.Prefix{}}, nil); err != nil || m.Spec.ExtraCIDRs != nil || len(m.Spec.NodeCIDRs) != 1 {
 		t.Errorf("registration %+v, %v", m, err)
 	}

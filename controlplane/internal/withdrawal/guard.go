@@ -2,7 +2,7 @@
 // that vanished is accepted as gone or held.
 //
 // For example, member "east" exports 100 Services. When a person unexports one, east leaves a tombstone and the import
-// goes at once. When somebody wipes the broker, all 100 records vanish without a tombstone; the Guard holds them, and
+// goes at once. When a mistake wipes the broker, all 100 records vanish without a tombstone; the Guard holds them, and
 // clients in the other members keep their connections.
 //
 // A caller reports what each source (a member cluster) offers, withdraws and loses, and asks what to keep. The package

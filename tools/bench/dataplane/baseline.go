@@ -15,20 +15,20 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// The planes that ours are held against.
+// The names of the baselines.
 const (
-	// floor is of programs that do nothing: what they cost, the kernel takes to call one and to take its time.
-	floor = "empty program"
-	// The others do the least that a load balancer must: package reference.
-	leastSocket  = "reference, socket path"
-	leastStorage = "reference, socket path with socket storage"
-	leastSlow    = "reference, packet slow path"
-	leastFast    = "reference, packet fast path"
-	// redirected is the fast path without a load balancer: what there is to gain, or to lose, before one has done anything.
+	// emptyProgram returns at once. Its cost is the kernel's overhead of calling a program and measuring its run time.
+	emptyProgram = "empty program"
+	// The references do the minimum of a load balancer; see package reference.
+	referenceSocket  = "reference, socket path"
+	referenceStorage = "reference, socket path with socket storage"
+	referenceSlow    = "reference, packet slow path"
+	referenceFast    = "reference, packet fast path"
+	// redirected is the fast path without a load balancer. It shows what redirection alone gains or costs.
 	redirected = "redirected, no load balancer"
 )
 
-// baselines are programs that ours are held against, on hooks of their own.
+// baselines are attached programs that those of Isthmus are compared with.
 type baselines struct {
 	programs map[program]*ebpf.Program
 	open     []io.Closer
@@ -36,7 +36,7 @@ type baselines struct {
 
 func newBaselines() *baselines { return &baselines{programs: map[program]*ebpf.Program{}} }
 
-// Close takes the programs from their hooks.
+// Close detaches the programs.
 func (y *baselines) Close() error {
 	var errs []error
 	for _, o := range slices.Backward(y.open) {
@@ -50,15 +50,15 @@ func (b *testbed) buildReferences() error {
 	b.references = newBaselines()
 	b.undo = append(b.undo, b.references.Close)
 	return errors.Join(
-		b.buildLeastSocket(leastSocket, reference.Connect4Table),
-		b.buildLeastSocket(leastStorage, reference.Connect4Storage),
-		b.buildLeastPacket(leastSlow, reference.ToClient),
-		b.buildLeastPacket(leastFast, reference.FromNetwork),
+		b.buildReferenceSocket(referenceSocket, reference.Connect4Table),
+		b.buildReferenceSocket(referenceStorage, reference.Connect4Storage),
+		b.buildReferencePacket(referenceSlow, reference.ToClient),
+		b.buildReferencePacket(referenceFast, reference.FromNetwork),
 		b.buildRedirected(),
 	)
 }
 
-// attachCgroup puts a program on a hook of a cgroup.
+// attachCgroup attaches a program to a cgroup.
 func (y *baselines) attachCgroup(p *ebpf.Program, at ebpf.AttachType, cgroup *netlab.Cgroup) error {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup.Path, Attach: at, Program: p})
 	if err != nil {
@@ -68,7 +68,7 @@ func (y *baselines) attachCgroup(p *ebpf.Program, at ebpf.AttachType, cgroup *ne
 	return nil
 }
 
-// attachDevice puts a program on a device of a node.
+// attachDevice attaches a program to a device of a node.
 func (y *baselines) attachDevice(p *ebpf.Program, at ebpf.AttachType, node *netlab.Namespace, name string) error {
 	return node.Do(func() error {
 		device, err := net.InterfaceByName(name)
@@ -84,9 +84,9 @@ func (y *baselines) attachDevice(p *ebpf.Program, at ebpf.AttachType, node *netl
 	})
 }
 
-// layFloor puts programs that do nothing where the direct path passes, and makes a path for those of a cgroup. The
-// baselines are the caller's to close.
-func (b *testbed) layFloor() (y *baselines, r path, err error) {
+// attachEmptyPrograms attaches empty programs to the direct path, and returns a path for those on a cgroup. The caller closes
+// the baselines.
+func (b *testbed) attachEmptyPrograms() (y *baselines, via path, err error) {
 	y = newBaselines()
 	defer func() {
 		if err != nil {
@@ -94,14 +94,14 @@ func (b *testbed) layFloor() (y *baselines, r path, err error) {
 		}
 	}()
 	load := func(name string, kind ebpf.ProgramType, at ebpf.AttachType) (*ebpf.Program, error) {
-		const proceed = 1 // of a cgroup's program; to the others it says the same as to go on
+		const proceed = 1 // lets a socket operation continue; TCX treats it as TCX_NEXT
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 			Type: kind, AttachType: at, License: "Dual BSD/GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, proceed), asm.Return()},
 		})
 		if err != nil {
 			return nil, fmt.Errorf("load an empty program: %w", err)
 		}
-		y.programs[program{floor, name}] = p
+		y.programs[program{emptyProgram, name}] = p
 		y.open = append(y.open, p)
 		return p, nil
 	}
@@ -126,11 +126,11 @@ func (b *testbed) layFloor() (y *baselines, r path, err error) {
 	if err := y.attachDevice(p, ebpf.AttachTCXIngress, plain.lane.node, plain.lane.devices[0]); err != nil {
 		return nil, path{}, err
 	}
-	return y, path{name: floor, lane: plain.lane, cgroup: cgroup, to: plain.to}, nil
+	return y, path{name: emptyProgram, lane: plain.lane, cgroup: cgroup, to: plain.to}, nil
 }
 
-// loadLeast loads the reference. What it opens is y's.
-func (y *baselines) loadLeast(cfg reference.Config) (*ebpf.Collection, error) {
+// loadReference loads the reference programs. y.Close closes them.
+func (y *baselines) loadReference(cfg reference.Config) (*ebpf.Collection, error) {
 	cfg.VIP, cfg.Backend = vip, backend
 	coll, err := reference.Load(cfg)
 	if err != nil {
@@ -144,10 +144,10 @@ type closer func()
 
 func (c closer) Close() error { c(); return nil }
 
-// buildLeastSocket gives the sockets of a cgroup one of the reference's programs.
-func (b *testbed) buildLeastSocket(plane, name string) error {
+// buildReferenceSocket builds a socket path with one of the reference programs.
+func (b *testbed) buildReferenceSocket(plane, name string) error {
 	y := b.references
-	coll, err := y.loadLeast(reference.Config{})
+	coll, err := y.loadReference(reference.Config{})
 	if err != nil {
 		return err
 	}
@@ -160,9 +160,9 @@ func (b *testbed) buildLeastSocket(plane, name string) error {
 	return y.attachCgroup(coll.Programs[name], ebpf.AttachCGroupInet4Connect, cgroup)
 }
 
-// buildLeastPacket makes a lane whose node translates by the reference. Answers are for the named program: FromNetwork
-// makes it a fast path, ToClient a slow one.
-func (b *testbed) buildLeastPacket(plane, back string) error {
+// buildReferencePacket builds a packet path with the reference programs. The program back translates the replies:
+// FromNetwork makes it a fast path, ToClient a slow path.
+func (b *testbed) buildReferencePacket(plane, back string) error {
 	l, err := b.newLane()
 	if err != nil {
 		return err
@@ -171,30 +171,30 @@ func (b *testbed) buildLeastPacket(plane, back string) error {
 	at, device := ebpf.AttachTCXEgress, l.devices[0]
 	if back == reference.FromNetwork {
 		at, device = ebpf.AttachTCXIngress, l.devices[1]
-		if cfg, err = fastPath(l); err != nil {
+		if cfg, err = fastPathConfig(l); err != nil {
 			return err
 		}
 	}
 	b.paths = append(b.paths, path{name: plane, lane: l, to: vip})
-	return b.layReference(plane, l, cfg, reference.FromClient, back, at, device)
+	return b.attachReference(plane, l, cfg, reference.FromClient, back, at, device)
 }
 
-// buildRedirected makes a lane whose node redirects and translates nothing.
+// buildRedirected builds a path whose node redirects packets and translates nothing.
 func (b *testbed) buildRedirected() error {
 	l, err := b.newLane()
 	if err != nil {
 		return err
 	}
-	cfg, err := fastPath(l)
+	cfg, err := fastPathConfig(l)
 	if err != nil {
 		return err
 	}
 	b.paths = append(b.paths, path{name: redirected, lane: l, to: backend})
-	return b.layReference(redirected, l, cfg, reference.RedirectOut, reference.RedirectIn, ebpf.AttachTCXIngress, l.devices[1])
+	return b.attachReference(redirected, l, cfg, reference.RedirectOut, reference.RedirectIn, ebpf.AttachTCXIngress, l.devices[1])
 }
 
-// fastPath says where the node of a lane redirects to.
-func fastPath(l *lane) (cfg reference.Config, err error) {
+// fastPathConfig returns the devices and the next hop that the node of a lane redirects to.
+func fastPathConfig(l *lane) (cfg reference.Config, err error) {
 	cfg.NextHop = l.router
 	err = l.node.Do(func() error {
 		client, err := net.InterfaceByName(l.devices[0])
@@ -211,11 +211,11 @@ func fastPath(l *lane) (cfg reference.Config, err error) {
 	return cfg, err
 }
 
-// layReference puts two of the reference's programs into the node of a lane: one for what the client sends, and one for
-// answers, at a device of its own.
-func (b *testbed) layReference(plane string, l *lane, cfg reference.Config, out, back string, at ebpf.AttachType, device string) error {
+// attachReference attaches two reference programs in the node of a lane: out to packets from the client, and back to replies
+// at the given device.
+func (b *testbed) attachReference(plane string, l *lane, cfg reference.Config, out, back string, at ebpf.AttachType, device string) error {
 	y := b.references
-	coll, err := y.loadLeast(cfg)
+	coll, err := y.loadReference(cfg)
 	if err != nil {
 		return err
 	}

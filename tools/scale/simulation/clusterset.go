@@ -28,14 +28,13 @@ import (
 )
 
 const (
-	// perSlice is how many endpoints an EndpointSlice holds at most, as the EndpointSlice controller has it
-	// (--max-endpoints-per-slice).
+	// perSlice is the largest number of endpoints in an EndpointSlice, the default of --max-endpoints-per-slice.
 	perSlice = 100
-	// namespaces is over how many the Services are spread.
+	// namespaces is the number of namespaces that the Services are spread over.
 	namespaces = 10
-	// spare is how many addresses each member has beyond those it starts with: one a change.
+	// spare is the number of additional addresses of each member. Each change needs one.
 	spare = 1 << 16
-	// writers is how many objects are written at a time while a ClusterSet is filled.
+	// writers is the number of concurrent writes while a ClusterSet is filled.
 	writers = 16
 )
 
@@ -45,29 +44,29 @@ const (
 	exporterID clusterset.ClusterID = "b"
 )
 
-// pods is where the addresses of all endpoints are.
+// pods contains the addresses of all endpoints.
 var pods = netip.MustParsePrefix("10.0.0.0/8")
 
 // Config describes a ClusterSet.
 type Config struct {
-	// Assets is a folder with kube-apiserver and etcd, Controller the program isthmus-controller.
+	// Assets is a folder with kube-apiserver and etcd, Controller the path of isthmus-controller.
 	Assets, Controller string
-	// Storage is where etcd's files are; Close removes them.
+	// Storage is the folder for etcd's files, which Close removes.
 	Storage string
-	// Members is how many members are simulated.
+	// Members is the number of simulated members.
 	Members int
-	// Exports is how many Services each member exports, Endpoints how many each of them has.
+	// Exports is the number of Services that each member exports, Endpoints the number of endpoints of each.
 	Exports, Endpoints int
-	// Distinct makes the Services of every member its own. Else all members export the same ones, and
-	// every import has endpoints of all.
+	// Distinct gives every member its own Services. Otherwise all members export the same ones, and every import has endpoints
+	// of all members.
 	Distinct bool
-	// Exporter adds the real member b, which exports like the simulated ones.
+	// Exporter adds the real member b, which exports like the simulated members.
 	Exporter bool
-	// Progress gets one line a step.
+	// Progress receives one line per step.
 	Progress io.Writer
 }
 
-// Validate reports everything that is wrong with c.
+// Validate reports all faults of c.
 func (c Config) Validate() error {
 	var errs []error
 	for name, value := range map[string]string{"Assets": c.Assets, "Controller": c.Controller, "Storage": c.Storage} {
@@ -96,10 +95,10 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// blockBits is how many bits count a member's addresses.
+// blockBits is the number of bits of the addresses within a member's block.
 func (c Config) blockBits() int { return bits.Len(uint(c.Exports*c.Endpoints + spare)) }
 
-// exporters is how many members export.
+// exporters is the number of exporting members.
 func (c Config) exporters() int {
 	if c.Exporter {
 		return c.Members + 1
@@ -107,7 +106,7 @@ func (c Config) exporters() int {
 	return c.Members
 }
 
-// Services is how many imports the ClusterSet has.
+// Services is the number of imports in the ClusterSet.
 func (c Config) Services() int {
 	if c.Distinct {
 		return c.exporters() * c.Exports
@@ -115,10 +114,10 @@ func (c Config) Services() int {
 	return c.Exports
 }
 
-// RemoteEndpoints is how many endpoints a imports.
+// RemoteEndpoints is the number of endpoints that a imports.
 func (c Config) RemoteEndpoints() int { return c.exporters() * c.Exports * c.Endpoints }
 
-// ClusterSet is one that was made. Its methods are to be called one at a time.
+// ClusterSet is a running ClusterSet. Its methods must not be called concurrently.
 type ClusterSet struct {
 	cfg    Config
 	dir    string
@@ -128,12 +127,12 @@ type ClusterSet struct {
 	a, b   *member
 	seen   *observer // of a
 
-	federated []*member // all, of a federation
+	federated []*member // of a federation: all members
 
 	exporters []*exporter
 	tracker   *tracker
-	relays    *relays // nil before the first ChurnRelay
-	// life is what goes on by itself until Close: Leases, watches.
+	relays    *relays // life is the background work, which consists of Leases and watches; lifetime is its context, and end stops it.
+	// lifetime is the context of the background work, which are Leases and watches. Close ends it.
 	life     *errgroup.Group
 	lifetime context.Context
 	end      context.CancelFunc
@@ -142,8 +141,8 @@ type ClusterSet struct {
 	undo []func() error
 }
 
-// NewClusterSet starts the servers, registers the members, and fills the broker with all exports. The
-// controller of a does not run yet. Nothing of it outlives Close.
+// NewClusterSet starts the servers, registers the members, and fills the broker with all exports. The controller of a does not
+// run yet. Close ends everything.
 func NewClusterSet(ctx context.Context, cfg Config) (*ClusterSet, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("simulate a ClusterSet: %w", err)
@@ -165,7 +164,7 @@ func (w *ClusterSet) Close() error {
 	w.end()
 	err := w.life.Wait()
 	if errors.Is(err, context.Canceled) {
-		err = nil // that was us
+		err = nil // Close itself ended the background work
 	}
 	errs := []error{err}
 	for _, undo := range slices.Backward(w.undo) {
@@ -174,7 +173,7 @@ func (w *ClusterSet) Close() error {
 	return errors.Join(errs...)
 }
 
-// say reports a step, with the time since the beginning.
+// say reports a step, with the time since the start.
 func (w *ClusterSet) say(format string, args ...any) {
 	fmt.Fprintf(w.cfg.Progress, "[%4.0fs] %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
 }
@@ -214,14 +213,14 @@ func (w *ClusterSet) startServers(ctx context.Context) error {
 	return starting.Wait()
 }
 
-// onClose makes Close call undo, before what it was told earlier.
+// onClose registers undo with Close, which calls the last one first.
 func (w *ClusterSet) onClose(undo ...func() error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.undo = append(w.undo, undo...)
 }
 
-// startServer starts an API server whose files are in a folder of the ClusterSet.
+// startServer starts an API server with its files in a folder of the ClusterSet.
 func (w *ClusterSet) startServer(ctx context.Context, name string, users ...string) (*apiserver.Server, error) {
 	dir := filepath.Join(w.dir, name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -235,11 +234,11 @@ func (w *ClusterSet) startServer(ctx context.Context, name string, users ...stri
 	return s, nil
 }
 
-// poll is how often to ask for what costs nothing.
+// poll is the interval of cheap checks.
 const poll = 20 * time.Millisecond
 
-// await asks done now and then until it says so, at most for the given time; then what is the
-// error's subject. It also ends when the controller of a real member has ended.
+// await calls done repeatedly until it returns true, for at most the given time. The error names what is awaited. It also
+// returns if the controller of a real member exits.
 func (w *ClusterSet) await(ctx context.Context, atMost, every time.Duration, what string, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()

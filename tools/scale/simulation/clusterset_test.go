@@ -25,7 +25,7 @@ func TestValidate(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		edit func(*Config)
-		says string // empty: it is fine
+		says string // part of the error; empty: none
 	}{
 		"plain":            {func(*Config) {}, ""},
 		"largest members":  {func(c *Config) { c.Members = 100; c.Exports, c.Endpoints = 1000, 10 }, ""},
@@ -64,7 +64,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// Blocks of members hold all their endpoints and do not overlap, nor do blocks of ClusterSetIPs.
+// Blocks of members contain all their endpoints and do not overlap, nor do blocks of ClusterSetIPs.
 func TestBlocks(t *testing.T) {
 	t.Parallel()
 	w := &ClusterSet{cfg: valid()}
@@ -85,7 +85,7 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// A member with more endpoints than a slice holds has several, and its addresses come to an end.
+// A member with more endpoints than fit in a slice has several slices. Its addresses can be exhausted.
 func TestExporter(t *testing.T) {
 	t.Parallel()
 	w := &ClusterSet{cfg: valid()}
@@ -115,8 +115,8 @@ func TestExporter(t *testing.T) {
 	}
 }
 
-// TestClusterSet runs a small ClusterSet: two simulated members and the real a and b, three Services. Restarts
-// are in the test of tools/bench/controlplane.
+// TestClusterSet runs a small ClusterSet: two simulated members, the real a and b, and three Services. The test of
+// tools/bench/controlplane covers restarts.
 func TestClusterSet(t *testing.T) {
 	apitest.Require(t)
 	klog.SetLogger(logr.Discard())
@@ -130,7 +130,7 @@ func TestClusterSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	storage, err := os.MkdirTemp(DefaultStorage(), "simulation-test-") //nolint:usetesting // in memory, where its fsync costs nothing
+	storage, err := os.MkdirTemp(DefaultStorage(), "simulation-test-") //nolint:usetesting // a filesystem in memory, where fsync costs nothing
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestClusterSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	load := first.Load
-	// Three imports, a status each, and a slice of each of three exporters.
+	// Three imports with a status each, and a slice from each of three exporters.
 	if n := Writes(load.Importer.Requests); first.Usable <= 0 || first.Reported < first.Usable || n < 9 || n > 40 {
 		t.Errorf("the first import took %s, with statuses %s, and %.0f writes: %v", first.Usable, first.Reported, n, load.Importer.Requests)
 	}

@@ -18,14 +18,13 @@ import (
 )
 
 const (
-	// fillTimeout is how long the real member b may need to tell the broker what it exports.
+	// fillTimeout is the time that the real member b has to publish its exports.
 	fillTimeout = 10 * time.Minute
-	// admissionTimeout is how long the broker may need to learn of a new member.
+	// admissionTimeout is the time that the broker has to recognize a new member.
 	admissionTimeout = 30 * time.Second
 )
 
-// fill makes the broker hold what the simulated members export. What belongs to all of them is written by
-// the administrator.
+// fill writes the exports of the simulated members to the broker. The administrator writes the objects that all members share.
 func (w *ClusterSet) fill(ctx context.Context) error {
 	var ids []clusterset.ClusterID
 	for i := range w.cfg.Members {
@@ -60,8 +59,8 @@ func (w *ClusterSet) fill(ctx context.Context) error {
 	return w.inParallel(ctx, "objects written to the broker", todo)
 }
 
-// onceKnown does what only a member may, again while the broker refuses: its admission policies learn of a
-// new member a moment after it was registered.
+// onceKnown retries an operation of a member while the broker denies it: admission policies recognize a member shortly after
+// its registration.
 func (w *ClusterSet) onceKnown(ctx context.Context, do func(context.Context) error) error {
 	var refused error
 	err := w.await(ctx, admissionTimeout, look, "the broker does not take a new member's word", func() (bool, error) {
@@ -77,8 +76,8 @@ func (w *ClusterSet) onceKnown(ctx context.Context, do func(context.Context) err
 	return err
 }
 
-// vip is the ClusterSetIP of the k-th Service, of the exporter at place x if it is that one's alone: one of
-// its allocator's block.
+// vip returns the ClusterSetIP of the k-th Service, from the block of its allocator. With Config.Distinct that is the exporter
+// at index x.
 func (w *ClusterSet) vip(k, x int) netip.Addr {
 	if !w.cfg.Distinct {
 		x = 0
@@ -110,7 +109,7 @@ func (w *ClusterSet) fillAggregate(ctx context.Context, ids []clusterset.Cluster
 	return nil
 }
 
-// fillExporter makes the real member b export, and waits until the broker knows.
+// fillExporter creates the exports of the real member b, and waits until the broker has them.
 func (w *ClusterSet) fillExporter(ctx context.Context) error {
 	if w.b == nil {
 		return nil
@@ -144,7 +143,7 @@ func (w *ClusterSet) fillExporter(ctx context.Context) error {
 	})
 }
 
-// inParallel runs todo, several at a time, and tells now and then how far it is.
+// inParallel runs todo, several at a time, and reports its progress.
 func (w *ClusterSet) inParallel(ctx context.Context, what string, todo []func(context.Context) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(writers)

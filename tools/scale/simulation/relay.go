@@ -16,21 +16,19 @@ import (
 	"github.com/isthmus-net/isthmus/tools/apiserver"
 )
 
-// relayed is the namespace, on every server, of what goes through the bare relay, and relayedBy who
-// manages it. Isthmus looks at neither.
+// relayed is the namespace of the bare relay's objects on every server, and relayedBy their manager. Isthmus ignores both.
 const (
 	relayed   = "relay"
 	relayedBy = "relay.scale"
 )
 
-// relays is the least that could be done: EndpointSlices of b are copied to the broker as events come, and
-// from there to a. It is the limit of what the machine and its API servers allow.
+// relays copies EndpointSlices of b to the broker as events arrive, and from there to a, and does nothing else. It shows the
+// limit of the machine and its API servers.
 type relays struct {
 	source *exporter
 }
 
-// ChurnRelay is Churn for the bare relay: b has as many Services and endpoints of its own for it. It needs
-// the real member b.
+// ChurnRelay is like Churn for the bare relay, with the same number of Services and endpoints in b. It needs the real member b.
 func (w *ClusterSet) ChurnRelay(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
 	if w.b == nil {
 		return Propagation{}, errors.New("the bare relay begins in b, which this ClusterSet lacks")
@@ -50,7 +48,7 @@ func (w *ClusterSet) startRelays(ctx context.Context) error {
 			return err
 		}
 	}
-	// The relay has connections of its own, as a controller would.
+	// The relay has separate connections, as a controller would.
 	toBroker, err := newClient(w.broker.As(apiserver.Admin))
 	if err != nil {
 		return err
@@ -72,7 +70,7 @@ func (w *ClusterSet) startRelays(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The addresses are those of the simulated member that comes after the last one; no controller reads them.
+	// The addresses are those of the simulated member after the last one, which no controller uses.
 	x := newExporter("relay", w.podBlock(len(w.ids())))
 	x.write = func(ctx context.Context, _ time.Time, es *discoveryv1.EndpointSlice, version string) (string, error) {
 		es.Labels = map[string]string{discoveryv1.LabelManagedBy: relayedBy}
@@ -98,7 +96,7 @@ func (w *ClusterSet) startRelays(ctx context.Context) error {
 	})
 }
 
-// copyTo returns what writes every slice that comes to c.
+// copyTo returns a function that writes every received slice to c.
 func (w *ClusterSet) copyTo(c client.Client) func(time.Time, watch.EventType, client.Object) {
 	return func(_ time.Time, event watch.EventType, obj client.Object) {
 		es, ok := obj.(*discoveryv1.EndpointSlice)
@@ -108,10 +106,10 @@ func (w *ClusterSet) copyTo(c client.Client) func(time.Time, watch.EventType, cl
 		es.ObjectMeta = metav1.ObjectMeta{Namespace: es.Namespace, Name: es.Name, Labels: es.Labels}
 		do := func() error { return c.Create(w.lifetime, es) }
 		if event == watch.Modified {
-			do = func() error { return c.Update(w.lifetime, es) } // without a version: whatever stands there
+			do = func() error { return c.Update(w.lifetime, es) } // without a resource version, to overwrite any version
 		}
 		if err := do(); err != nil && w.lifetime.Err() == nil {
-			w.say("bare relay: %v", err) // the changes it carries will be missing
+			w.say("bare relay: %v", err) // its changes count as missing
 		}
 	}
 }
