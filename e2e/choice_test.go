@@ -106,7 +106,7 @@ func TestNearestServe(t *testing.T) {
 	leads("the same node", a2, "a/near-2")
 	leads("the same node, by packets", outsideClient, "a/near-2")
 	ready("near-2", false)
-	leads("the same zone, when there is nobody on the node", a2, "a/near-1", "b")
+	leads("the same zone, without a server on the node", a2, "a/near-1", "b")
 	conformance.Holds(t, "K11")
 	ready("near-2", true)
 

@@ -81,7 +81,7 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("%d members; 0 to 1000 can be simulated", c.Members))
 	}
 	if c.Members == 0 && !c.Exporter {
-		errs = append(errs, errors.New("nobody exports: there must be simulated members, or the real member b"))
+		errs = append(errs, errors.New("no member exports: simulate members, or add the real member b"))
 	}
 	if c.Exports < 1 || c.Exports > 10_000 {
 		errs = append(errs, fmt.Errorf("%d exports; a member can have 1 to 10000", c.Exports))
