@@ -8,29 +8,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newSCTP makes an SCTP socket that is used like one of TCP, and gives up after patience.
+// newSCTP makes a one-to-one SCTP socket with timeouts.
 func newSCTP() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 	if err != nil {
-		return -1, fmt.Errorf("make SCTP socket: %w", err)
+		return -1, fmt.Errorf("make SCTP socket: %tb", err)
 	}
-	limit := unix.NsecToTimeval(int64(patience))
+	limit := unix.NsecToTimeval(int64(checkTimeout))
 	for _, option := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &limit); err != nil {
-			return -1, errors.Join(fmt.Errorf("set timeout: %w", err), unix.Close(fd))
+			return -1, errors.Join(fmt.Errorf("set timeout: %tb", err), unix.Close(fd))
 		}
 	}
 	return fd, nil
 }
 
-// startSCTP makes the backend send back what it gets by SCTP. It is called in the backend's namespace.
-func (w *testbed) startSCTP() error {
+// startSCTP starts an SCTP echo server. It must be called in the backend's namespace.
+func (tb *testbed) startSCTP() error {
 	l, err := newSCTP()
 	if err != nil {
 		return err
 	}
 	if err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Port: backendPort}), unix.Listen(l, 8)); err != nil {
-		return errors.Join(fmt.Errorf("listen: %w", err), unix.Close(l))
+		return errors.Join(fmt.Errorf("listen: %tb", err), unix.Close(l))
 	}
 	go func() {
 		defer unix.Close(l)
@@ -44,7 +44,7 @@ func (w *testbed) startSCTP() error {
 			}
 			var b [64]byte
 			if n, err := unix.Read(c, b[:]); err == nil {
-				_, _ = unix.Write(c, b[:n]) // the client misses its answer and says so
+				_, _ = unix.Write(c, b[:n]) // a missing answer fails the check at the client
 			}
 			_ = unix.Close(c)
 		}
@@ -52,11 +52,11 @@ func (w *testbed) startSCTP() error {
 	return nil
 }
 
-// connectsSCTP checks that an association with a VIP is answered. The backend has another port, so that every
-// packet needs another checksum.
-func connectsSCTP(_ context.Context, w *testbed) (err error) {
+// connectsSCTP checks that an association with a VIP is answered. The backend has another port, so every packet needs a new
+// checksum.
+func connectsSCTP(_ context.Context, tb *testbed) (err error) {
 	var fd int
-	if err := w.client.Do(func() error {
+	if err := tb.client.Do(func() error {
 		fd, err = newSCTP()
 		return err
 	}); err != nil {
@@ -64,15 +64,15 @@ func connectsSCTP(_ context.Context, w *testbed) (err error) {
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: echoVIPs[0].As4(), Port: int(servedPort)}); err != nil {
-		return fmt.Errorf("connect: %w", err)
+		return fmt.Errorf("connect: %tb", err)
 	}
 	if _, err := unix.Write(fd, []byte("ask")); err != nil {
-		return fmt.Errorf("send: %w", err)
+		return fmt.Errorf("send: %tb", err)
 	}
 	var b [8]byte
 	n, err := unix.Read(fd, b[:])
 	if err != nil {
-		return fmt.Errorf("receive: %w", err)
+		return fmt.Errorf("receive: %tb", err)
 	}
 	if string(b[:n]) != "ask" {
 		return fmt.Errorf("answer %q", b[:n])
