@@ -30,7 +30,7 @@ func TestValidate(t *testing.T) {
 		"plain":            {func(*Config) {}, ""},
 		"largest members":  {func(c *Config) { c.Members = 100; c.Exports, c.Endpoints = 1000, 10 }, ""},
 		"b alone":          {func(c *Config) { c.Members, c.Exporter = 0, true }, ""},
-		"nobody":           {func(c *Config) { c.Members = 0 }, "nobody exports"},
+		"no exporter":      {func(c *Config) { c.Members = 0 }, "no member exports"},
 		"too many members": {func(c *Config) { c.Members = 1001 }, "1001 members"},
 		"too many exports": {func(c *Config) { c.Exports = 10_001 }, "10001 exports"},
 		"no exports":       {func(c *Config) { c.Exports = 0 }, "0 exports"},
