@@ -128,7 +128,7 @@ func TestChartRefusesTypos(t *testing.T) {
 		"a word for a number":     {"controller.replicas=many", []string{"/controller/replicas", "integer"}},
 		"relative path":           {"agent.bpffs.path=sys/fs/bpf", []string{"/agent/bpffs/path", "sys/fs/bpf"}},
 		"a name for an address":   {"agent.dns.listen={localhost}", []string{"/agent/dns/listen/0", "localhost"}},
-		"a log of less than none": {"agent.dns.queryLog=-1", []string{"/agent/dns/queryLog"}},
+		"a negative rate of logged queries": {"agent.dns.queryLog=-1", []string{"/agent/dns/queryLog"}},
 		"a name for a resolver":   {"agent.dns.fastPath={kube-dns}", []string{"/agent/dns/fastPath/0", "kube-dns"}},
 		"unknown profile":         {"agent.dns.profile=submariner", []string{"/agent/dns/profile", "lighthouse"}},
 		"a TTL of a day":          {"agent.dns.ttl=86400", []string{"/agent/dns/ttl", "3,600"}},
@@ -137,7 +137,7 @@ func TestChartRefusesTypos(t *testing.T) {
 		"unknown pull policy":     {"image.pullPolicy=Sometimes", []string{"/image/pullPolicy", "IfNotPresent"}},
 		"all nodes but written 0": {"agent.maxUnavailable=0%", []string{"/agent/maxUnavailable"}},
 		"unknown balancer":        {"gateway.balancer=ipvs", []string{"/gateway/balancer", "nftables"}},
-		"a gateway of nobody":     {"gateway.enabled=true", []string{"gateway.cluster is missing", "gatewayController.settings.cluster"}},
+		"a gateway without a cluster":     {"gateway.enabled=true", []string{"gateway.cluster is missing", "gatewayController.settings.cluster"}},
 		"XDP without ebpf":        {"gateway.enabled=true,gateway.cluster=a,gateway.balancer=nftables,gateway.xdp=auto", []string{"gateway.xdp", "gateway.balancer"}},
 		"a name for a port":       {"gatewayController.networkPolicy.ports={https}", []string{"/gatewayController/networkPolicy/ports/0"}},
 	}

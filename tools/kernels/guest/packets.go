@@ -39,7 +39,7 @@ func packetChecks() []check {
 			check{"packets, " + path + " path: TCP over IPv6 is refused", outside(refusesTCP("tcp6", emptyVIPs[1]))},
 			check{"packets, " + path + " path: UDP over IPv4 is refused", outside(refusesUDP("udp4", emptyVIPs[0]))},
 			check{"packets, " + path + " path: UDP over IPv6 is refused", outside(refusesUDP("udp6", emptyVIPs[1]))},
-			check{"packets, " + path + " path: an unserved address is refused", outside(refusesTCP("tcp4", netip.MustParseAddr("243.0.0.77")))},
+			check{"packets, " + path + " path: an address without a Service is refused", outside(refusesTCP("tcp4", netip.MustParseAddr("243.0.0.77")))},
 		)
 		if emulated() {
 			all = append(all, check{"packets, " + path + " path: SCTP over IPv4", outside(connectsSCTP)})
