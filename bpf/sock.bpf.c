@@ -44,7 +44,7 @@ struct mptcp_sock {
 #define REFUSE 0
 #define PROCEED 1
 
-/* What a hook does with a socket address. */
+/* The verdict of a hook on a socket address. */
 enum verdict {
 	PASS,	 /* leave it as it is */
 	REWRITE, /* write back the changed address */

@@ -199,7 +199,7 @@ func TestMapsAreReadable(t *testing.T) {
 		"frontends": {"addr", "port", "proto", "id", "count"},
 		"slots":     {"frontend_id", "slot"},
 		"backends":  {"addr", "port", "proto"},
-		"udp_vips":  nil, // empty unless somebody sends unconnected datagrams
+		"udp_vips":  nil, // empty unless a client sends unconnected datagrams
 		"refusals":  nil, // plain numbers
 	} {
 		entries := dump(t, name)

@@ -106,7 +106,7 @@ func TestNearestServe(t *testing.T) {
 	leads("the same node", a2, "a/near-2")
 	leads("the same node, by packets", outsideClient, "a/near-2")
 	ready("near-2", false)
-	leads("the same zone, when there is nobody on the node", a2, "a/near-1", "b")
+	leads("the same zone, without a server on the node", a2, "a/near-1", "b")
 	conformance.Holds(t, "K11")
 	ready("near-2", true)
 
@@ -154,12 +154,12 @@ func nearInB(t *testing.T, ready bool) {
 	manifest := `
 apiVersion: v1
 kind: Service
-metadata: {name: near, namespace: road}
+metadata: {name: near, namespace: e2e}
 spec: {ipFamilyPolicy: PreferDualStack, ports: [{name: tcp, port: 7, targetPort: 8081}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {name: near-by-hand, namespace: road, labels: {kubernetes.io/service-name: near}}
+metadata: {name: near-by-hand, namespace: e2e, labels: {kubernetes.io/service-name: near}}
 addressType: IPv4
 ports: [{name: tcp, port: 8081}]
 endpoints:
@@ -188,7 +188,7 @@ func TestWeightsOfClusters(t *testing.T) {
 	if err := bed.Apply(t.Context(), "a", `
 apiVersion: multicluster.x-k8s.io/v1beta1
 kind: ServiceExport
-metadata: {name: weighed, namespace: road}
+metadata: {name: weighed, namespace: e2e}
 spec: {exportedAnnotations: {isthmus.dev/cluster-weights: "a=3,b=1"}}
 `); err != nil {
 		t.Fatal(err)

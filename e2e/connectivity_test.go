@@ -29,7 +29,7 @@ func fqdn(service string, port int) string {
 // ports42 are those of the upstream suite's Service.
 const ports42 = "{name: tcp, port: 42, targetPort: 8081}, {name: udp, port: 42, targetPort: 8081, protocol: UDP}"
 
-// TestNotExported: a Service that both members have and nobody exports has no name in the ClusterSet.
+// TestNotExported: a Service that both members have and neither exports has no name in the ClusterSet.
 func TestNotExported(t *testing.T) {
 	needBed(t)
 	applyBoth(t, func(string) string { return behind("private", ports42) })

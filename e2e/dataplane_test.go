@@ -229,7 +229,7 @@ func TestClientsStay(t *testing.T) {
 }
 
 // TestNobodyServes: a VIP whose servers are all gone refuses at once, and so do a port that it has not and an address
-// of the ClusterSet that nobody has, on either path. When servers come back, it serves.
+// of the ClusterSet without a Service, on either path. When servers come back, it serves.
 func TestNobodyServes(t *testing.T) {
 	needBed(t)
 	t.Parallel()
@@ -245,7 +245,7 @@ func TestNobodyServes(t *testing.T) {
 	}
 	for _, protocol := range []string{"--tcp", "--udp"} {
 		refused("a port that the Service has not", protocol, netip.AddrPortFrom(vip, 4444).String())
-		refused("an address that nobody has", protocol, "243.255.255.254:80")
+		refused("an address without a Service", protocol, "243.255.255.254:80")
 	}
 	scale := func(replicas string) {
 		t.Helper()
@@ -273,7 +273,7 @@ func TestNobodyServes(t *testing.T) {
 	}
 }
 
-// answersOnce waits until somebody answers at a URL.
+// answersOnce waits until a server answers at a URL.
 func answersOnce(ctx context.Context, c client, url string) error {
 	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
 		r, err := c.run(ctx, "--connections", "1", "--timeout", "2s", "--url", url)

@@ -85,7 +85,7 @@ func TestNamesInEveryCluster(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		resolvesTo(t, member, "A", "echo.road.svc.cluster.local", clusterIP)
+		resolvesTo(t, member, "A", "echo.e2e.svc.cluster.local", clusterIP)
 		conformance.Holds(t, "C20")
 	}
 }
@@ -133,7 +133,7 @@ func database(t *testing.T, member string) map[string][]netip.Addr {
 func TestHeadlessNamesInEveryCluster(t *testing.T) {
 	needBed(t)
 	t.Parallel()
-	const db = "db.road.svc.clusterset.local"
+	const db = "db.e2e.svc.clusterset.local"
 	for _, member := range testbed.Members() {
 		if err := bed.Apply(t.Context(), member, headlessWorkload); err != nil {
 			t.Fatal(err)
@@ -437,12 +437,12 @@ func TestLargeHeadlessService(t *testing.T) {
 	manifest.WriteString(`
 apiVersion: v1
 kind: Service
-metadata: {name: many, namespace: road}
+metadata: {name: many, namespace: e2e}
 spec: {clusterIP: None, ports: [{name: tcp, port: 80}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {name: many-1, namespace: road, labels: {kubernetes.io/service-name: many}}
+metadata: {name: many-1, namespace: e2e, labels: {kubernetes.io/service-name: many}}
 addressType: IPv4
 ports: [{name: tcp, port: 80, protocol: TCP}]
 endpoints:
@@ -464,8 +464,8 @@ endpoints:
 		t.Fatal(err)
 	}
 	for _, member := range testbed.Members() {
-		resolvesTo(t, member, "A", "many.road.svc.clusterset.local", want...)
-		out, err := inPod(t.Context(), member, "dig", "+ignore", "many.road.svc.clusterset.local", "A") // no TCP
+		resolvesTo(t, member, "A", "many.e2e.svc.clusterset.local", want...)
+		out, err := inPod(t.Context(), member, "dig", "+ignore", "many.e2e.svc.clusterset.local", "A") // no TCP
 		if err != nil {
 			t.Fatal(err)
 		}

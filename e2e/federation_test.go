@@ -45,7 +45,7 @@ var federated = map[string]struct {
 // everywhere are the clusters of the federation.
 var everywhere = append(testbed.Members(), testbed.Guest)
 
-// TestFederation: a and b are supervisors, c is a child that reaches nobody. Federated Services of every kind are
+// TestFederation: a and b are supervisors, c is a child that reaches no other cluster. Federated Services of every kind are
 // answered from all clusters, at ClusterIPs and by names of ClusterSetIPs. A federated policy is in all of them. A leader
 // that is killed is followed by another one, which writes nothing. When the clusters leave, nothing of the federation is left in them.
 func TestFederation(t *testing.T) {
@@ -373,7 +373,7 @@ func lease(ctx context.Context) (coordinationv1.LeaseSpec, error) {
 		return l.Spec, err
 	}
 	if s := l.Spec; s.HolderIdentity == nil || s.LeaseTransitions == nil || s.RenewTime == nil || s.AcquireTime == nil || s.LeaseDurationSeconds == nil {
-		return s, errors.New("nobody has the Lease of " + testbed.Guest)
+		return s, errors.New("no process holds the Lease of " + testbed.Guest)
 	}
 	return l.Spec, nil
 }

@@ -42,7 +42,7 @@ apiVersion: v1
 kind: Service
 metadata:
   name: onnode
-  namespace: road
+  namespace: e2e
 spec:
   type: LoadBalancer
   loadBalancerClass: isthmus.dev/gateway

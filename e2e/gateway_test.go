@@ -24,7 +24,7 @@ apiVersion: v1
 kind: Service
 metadata:
   name: outside
-  namespace: road
+  namespace: e2e
   annotations: {gateway.isthmus.dev/floating-ip: allocate}
 spec:
   type: LoadBalancer

@@ -21,7 +21,7 @@ apiVersion: v1
 kind: Service
 metadata:
   name: shared
-  namespace: road
+  namespace: e2e
   annotations: {gateway.isthmus.dev/pool: shared}
 spec:
   type: LoadBalancer

@@ -100,15 +100,15 @@ func TestExplain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, service := range []string{"echo.road", "road/echo", name, addrs[0].String()} {
+	for _, service := range []string{"echo.e2e", "e2e/echo", name, addrs[0].String()} {
 		isOK(t, service)
 	}
-	text, err := bed.Isthmusctl(ctx, "a", "explain", "echo.road", "--node", clientNode)
+	text, err := bed.Isthmusctl(ctx, "a", "explain", "echo.e2e", "--node", clientNode)
 	if err != nil || !strings.Contains(text, "node "+clientNode) || strings.Contains(text, "✗") {
 		t.Errorf("as text, %v:\n%s", err, text)
 	}
 	t.Log(text)
-	brokenAt(t, "unknown.road", "import", "")
+	brokenAt(t, "unknown.e2e", "import", "")
 
 	t.Run("the kernel of a node", func(t *testing.T) { explainMap(t, addrs) })
 	t.Run("the name server of a node", func(t *testing.T) {
@@ -121,11 +121,11 @@ func TestExplain(t *testing.T) {
 		if _, err := bed.Node(ctx, clientNode, "ip", "address", "del", own, "dev", device); err != nil {
 			t.Fatal(err)
 		}
-		brokenAt(t, "echo.road", "name", clientNode)
+		brokenAt(t, "echo.e2e", "name", clientNode)
 		if _, err := bed.Node(ctx, clientNode, "ip", "address", "add", own, "dev", device); err != nil {
 			t.Fatal(err)
 		}
-		isOK(t, "echo.road")
+		isOK(t, "echo.e2e")
 	})
 	t.Run("the cluster's DNS", func(t *testing.T) {
 		patch := func(app string) {
@@ -134,9 +134,9 @@ func TestExplain(t *testing.T) {
 			}
 		}
 		patch("no-such-app")
-		brokenAt(t, "echo.road", "cluster DNS", "a1")
+		brokenAt(t, "echo.e2e", "cluster DNS", "a1")
 		patch("kube-dns")
-		isOK(t, "echo.road")
+		isOK(t, "echo.e2e")
 	})
 	t.Run("a Service from export to unexport", explainExport)
 }
@@ -156,7 +156,7 @@ func explainMap(t *testing.T, addrs []netip.Addr) {
 		if _, err := bed.Node(ctx, clientNode, bytes...); err != nil && !strings.Contains(err.Error(), "No such file") {
 			return err
 		}
-		x, err := explain(ctx, "a", "echo.road")
+		x, err := explain(ctx, "a", "echo.e2e")
 		if err != nil {
 			return err
 		}
@@ -168,7 +168,7 @@ func explainMap(t *testing.T, addrs []netip.Addr) {
 	if err != nil {
 		t.Errorf("explain does not report a VIP that is not in the kernel: %v", err)
 	}
-	isOK(t, "echo.road")
+	isOK(t, "echo.e2e")
 	if err := reaches(ctx, podClient, "a", "b"); err != nil {
 		t.Error(err)
 	}
@@ -280,9 +280,9 @@ func TestObserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	http := netip.AddrPortFrom(addrs[0], 80)
-	e := observe(t, podClient, []string{"--service", "echo.road", "--node", clientNode}, []string{"--connections", "1", "--url", "http://" + http.String()})
+	e := observe(t, podClient, []string{"--service", "echo.e2e", "--node", clientNode}, []string{"--connections", "1", "--url", "http://" + http.String()})
 	want := event{
-		Node: clientNode, Verdict: "chosen", Path: "socket", Protocol: "TCP", Service: "road/echo", Command: "echo-server", VIP: http,
+		Node: clientNode, Verdict: "chosen", Path: "socket", Protocol: "TCP", Service: "e2e/echo", Command: "echo-server", VIP: http,
 		Cluster: e.Cluster, Backend: e.Backend, PID: e.PID,
 	}
 	if e != want || e.Cluster != "a" && e.Cluster != "b" || e.Backend.Port() != 8080 || e.PID == 0 {
@@ -334,11 +334,11 @@ func TestShow(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string][]string{
-		"show services road":          {"road/echo", "ClusterSetIP", addrs[0].String(), "80/TCP", "a,b", "4/4", "yes"},
-		"show backends road":          {"road/echo", "8080/TCP", "ready", "b1"},
+		"show services e2e":           {"e2e/echo", "ClusterSetIP", addrs[0].String(), "80/TCP", "a,b", "4/4", "yes"},
+		"show backends e2e":           {"e2e/echo", "8080/TCP", "ready", "b1"},
 		"show clusters":               {"this one", "live", "b"},
 		"show nodes":                  {"a1", "a2", "yes"},
-		"show frontends --node a2":    {"a2", "road/echo", netip.AddrPortFrom(addrs[0], 80).String(), "a,b"},
+		"show frontends --node a2":    {"a2", "e2e/echo", netip.AddrPortFrom(addrs[0], 80).String(), "a,b"},
 		"show hooks --node a1":        {"a1", "connect4", "cgroup"},
 		"show drops -o json":          {`"node": "a1"`, `"node": "a2"`},
 		"show connections --limit=10": {"PROTOCOL|the packet path has no connections"}, // depends on earlier tests
@@ -354,7 +354,7 @@ func TestShow(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{"/explain?namespace=road&name=echo", "/observe", "/show/services"} {
+	for _, path := range []string{"/explain?namespace=e2e&name=echo", "/observe", "/show/services"} {
 		for _, header := range []string{"", "Isthmus-Token: not.a.token"} {
 			output, err := bed.Node(ctx, clientNode, "curl", "--silent", "--max-time", "5", "--header", header, "http://127.0.0.1:9470"+path)
 			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {

@@ -11,16 +11,16 @@ import (
 
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/isthmus-net/isthmus/tools/testbed"
 	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 //go:embed testdata/workload.yaml
 var workload string
 
 const (
-	namespace = "road"
-	name      = "echo.road.svc.clusterset.local"
+	namespace = "e2e"
+	name      = "echo.e2e.svc.clusterset.local"
 
 	// clientNode is where the tests connect from. No backend of its own cluster runs there.
 	clientNode = "a2"

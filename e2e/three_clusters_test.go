@@ -37,7 +37,7 @@ func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 	must(serves(ctx, "only-b"))
 
 	streams := map[string]*stream{
-		"only-b": flow(t, podClient, "--rate", "100", "--url", "http://only-b.road.svc.clusterset.local"),
+		"only-b": flow(t, podClient, "--rate", "100", "--url", "http://only-b.e2e.svc.clusterset.local"),
 		"echo":   flow(t, podClient, "--rate", "100", "--url", "http://"+name),
 	}
 	fromGuest := streams["echo"]

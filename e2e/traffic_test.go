@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// stream is traffic that goes on while the world changes: an echo client that runs until it is ended.
+// stream is traffic during a change: an echo client that runs until it is ended.
 type stream struct {
 	first string // who answered first, as "cluster/pod"
 	cmd   *exec.Cmd
@@ -48,7 +48,7 @@ func flow(t *testing.T, c client, args ...string) *stream {
 	defer giveUp.Stop()
 	line, err := bufio.NewReader(said).ReadString('\n')
 	if s.first = strings.TrimSpace(line); err != nil || !strings.Contains(s.first, "/") {
-		t.Fatalf("nobody answers a client with %q: %q, %v", args, line, err)
+		t.Fatalf("no server answers a client with %q: %q, %v", args, line, err)
 	}
 	return s
 }
@@ -85,7 +85,7 @@ func holdTo(t *testing.T, c client, url, cluster string) held {
 	return held{}
 }
 
-// end ends the connection. The test fails if that had happened already, or if somebody else ever answered.
+// end ends the connection. The test fails if that had happened already, or if another server ever answered.
 func (h held) end(t *testing.T) {
 	t.Helper()
 	r, err := h.stream.end()

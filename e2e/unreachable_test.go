@@ -419,9 +419,9 @@ func TestAgentsReportTheirOwnNodes(t *testing.T) {
 		"its own":                {"a1", "a1", own, ""},
 		"another one's":          {"a1", "a2", "", "bound to node 'a1'"},
 		"a token of no node":     {"", "a1", "", "bound to node ''"},
-		"one that a Pod owns":    {"a1", "a1", "ownerReferences: [{apiVersion: v1, kind: Pod, name: a1, uid: u}]", "belongs to its Node alone"},
-		"one of another Node":    {"a1", "a1", "ownerReferences: [{apiVersion: v1, kind: Node, name: a2, uid: u}]", "belongs to its Node alone"},
-		"one with its own terms": {"a1", "a1", "finalizers: [isthmus.dev/keep]", "belongs to its Node alone"},
+		"one that a Pod owns":    {"a1", "a1", "ownerReferences: [{apiVersion: v1, kind: Pod, name: a1, uid: u}]", "its Node as its only owner"},
+		"one of another Node":    {"a1", "a1", "ownerReferences: [{apiVersion: v1, kind: Node, name: a2, uid: u}]", "its Node as its only owner"},
+		"one with its own terms": {"a1", "a1", "finalizers: [isthmus.dev/keep]", "its Node as its only owner"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := []string{

@@ -54,7 +54,7 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	}
 	if c.cfg.CheckDNS != nil {
-		watch := &dnsWatch{check: c.cfg.CheckDNS, interval: c.settings.scale.Of(dnsInterval), results: own.dnsResults, log: c.cfg.Log}
+		watch := &dnsWatch{check: c.cfg.CheckDNS, interval: c.settings.scale.Scale(dnsInterval), results: own.dnsResults, log: c.cfg.Log}
 		if err := c.manager.Add(watch); err != nil {
 			return err
 		}

@@ -125,7 +125,7 @@ func (s Settings) resolve(m v1alpha1.MemberSpec) effectiveSettings {
 		Quarantine: s.Quarantine,
 	}
 	if s.Quarantine == 0 {
-		c.export.Quarantine = c.scale.Of(DefaultQuarantine)
+		c.export.Quarantine = c.scale.Scale(DefaultQuarantine)
 	}
 	c.export.Tombstone = max(c.times.HardTTL, c.export.Quarantine)
 	return c

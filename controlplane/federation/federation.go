@@ -66,7 +66,7 @@ func init() {
 
 // Scaled returns the default times, multiplied by factor, for drills.
 func Scaled(factor float64) engine.Times {
-	scaled, d := timescale.Factor(factor).Of, election.DefaultTimes
+	scaled, d := timescale.Factor(factor).Scale, election.DefaultTimes
 	return engine.Times{Times: election.Times{Lease: scaled(d.Lease), Renew: scaled(d.Renew), Retry: scaled(d.Retry)}, Probe: scaled(5 * time.Second)}
 }
 

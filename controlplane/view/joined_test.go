@@ -72,19 +72,19 @@ func TestJoinedEqualsAssemble(t *testing.T) {
 	})
 }
 
-// What an event holds, and what of it counts.
+// Events hold objects of several types; cachedIn finds the cached one.
 func TestCachedIn(t *testing.T) {
 	good, bad := &cached[member]{}, &cached[member]{err: errors.New("no address")}
 	tests := map[string]struct {
 		event any
 		want  *member
 	}{
-		"an object":                         {good, &good.value},
-		"one that cannot be understood":     {bad, nil},
-		"a deletion of which nobody told":   {cache.DeletedFinalStateUnknown{Obj: good}, &good.value},
-		"the same, of one that was no good": {cache.DeletedFinalStateUnknown{Obj: bad}, nil},
-		"nothing":                           {nil, nil},
-		"something else":                    {"object", nil},
+		"an object":                           {good, &good.value},
+		"an invalid object":                   {bad, nil},
+		"a missed deletion":                   {cache.DeletedFinalStateUnknown{Obj: good}, &good.value},
+		"a missed deletion of an invalid one": {cache.DeletedFinalStateUnknown{Obj: bad}, nil},
+		"nil":                                 {nil, nil},
+		"another type":                        {"object", nil},
 	}
 	for name, test := range tests {
 		if got := cachedIn[member](test.event).understood(); got != test.want {

@@ -21,14 +21,14 @@ func TestPorts(t *testing.T) {
 		"http:80/tcp=8080":          "http:80/TCP=8080",
 		" 53/UDP , dns-tcp:53/TCP ": "udp-53:53/UDP=53 dns-tcp:53/TCP=53",
 		"9/SCTP":                    "sctp-9:9/SCTP=9",
-		"":                          "no port from 1 to 65535",
-		"0":                         "no port from 1 to 65535",
+		"":                          "not a port from 1 to 65535",
+		"0":                         "not a port from 1 to 65535",
 		"80=65536":                  `"65536"`,
-		"80/ICMP":                   "none of TCP, UDP and SCTP",
-		"Web:80":                    `"Web" is no name`,
-		":80":                       `"" is no name`,
-		"80,http:80":                "give each its own",
-		"x:80,x:81":                 "give each its own",
+		"80/ICMP":                   "not TCP, UDP or SCTP",
+		"Web:80":                    `"Web" is not a name`,
+		":80":                       `"" is not a name`,
+		"80,http:80":                "make them different",
+		"x:80,x:81":                 "make them different",
 	} {
 		ports, err := parsePorts(text)
 		if got := strings.Trim(fmt.Sprint(ports), "[]"); err == nil && got != want || err != nil && !strings.Contains(err.Error(), want) {

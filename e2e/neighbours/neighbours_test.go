@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 // envProgram tells the tests, which netlab.Main starts anew, where isthmus-agent is.
 const envProgram = "ISTHMUS_TEST_AGENT"
 
-// Beside every kube-proxy and CNI plugin a pod reaches a VIP on the socket path and on both roads of the packet path,
+// Beside every kube-proxy and CNI plugin a pod reaches a VIP on the socket path and on both paths of the packet path,
 // and sees its own cluster's Services all the time: while the agent starts, works, stops, starts anew and is cleaned
 // away. Backends see whom docs/dataplane.md says, and nothing of ours is left in the end.
 func TestBesideKubeProxyAndCNI(t *testing.T) {
@@ -127,11 +127,11 @@ func (n *node) liveTogether(t *testing.T, own netip.AddrPort) {
 			}
 		}
 	}
-	expect("slow road", true)
+	expect("slow path", true)
 	a.stop(t)
-	expect("slow road, without an agent", true)
+	expect("slow path, without an agent", true)
 	a = n.startAgent(t, "--fast-path")
-	expect("fast road", false)
+	expect("fast path", false)
 	said, err := a.get("/status")
 	for _, f := range families {
 		if err != nil || !strings.Contains(said, "masqueraded on this node: the backends see "+f.node.Addr().String()) {
@@ -139,7 +139,7 @@ func (n *node) liveTogether(t *testing.T, own netip.AddrPort) {
 		}
 	}
 	a.stop(t)
-	expect("fast road, without an agent", false)
+	expect("fast path, without an agent", false)
 	n.cleanup(t)
 	for _, f := range families {
 		if seen, err := n.ask(netip.AddrPortFrom(f.vip, vipPort)); err == nil {

@@ -2,8 +2,8 @@
 //
 //	go run ./tools/bench NAME [-o text|json] [-enforce] [-rounds N]
 //
-// The result goes to standard output and nothing else does; progress goes to standard error. With -enforce
-// it exits 1 when a bar is missed. Every row of the result is one metric with its bar.
+// Standard output carries the result alone; progress goes to standard error. With -enforce a missed bar makes it exit with 1.
+// Every row of the result is one metric with its bar.
 package main
 
 import (
@@ -28,10 +28,10 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/result"
 )
 
-// bench measures, in the given number of interleaved rounds, and says on progress how far it is.
+// bench runs the given number of interleaved rounds, reports its progress, and returns the rows of the result.
 type bench func(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error)
 
-// benches are all benchmarks, by name.
+// benches maps names to benchmarks.
 var benches = map[string]bench{"controlplane": controlplane.Run, "dataplane": dataplane.Run, "dns": dns.Run, "federation": federation.Run, "gateway": gateway.Run}
 
 func main() {
@@ -47,7 +47,7 @@ func main() {
 	}
 }
 
-// run does what args ask for. Its error names the bars that were missed, when they are enforced.
+// run executes a command line. With -enforce its error names the missed bars.
 func run(ctx context.Context, benches map[string]bench, args []string, stdout, stderr io.Writer) error {
 	name, format, enforce, rounds, err := parse(args, stderr)
 	if err != nil {
@@ -55,11 +55,11 @@ func run(ctx context.Context, benches map[string]bench, args []string, stdout, s
 	}
 	measure, ok := benches[name]
 	if !ok {
-		return fmt.Errorf("no benchmark is called %q; there is: %s", name, strings.Join(slices.Sorted(maps.Keys(benches)), ", "))
+		return fmt.Errorf("no benchmark is named %q; available: %s", name, strings.Join(slices.Sorted(maps.Keys(benches)), ", "))
 	}
-	undo, err := putFirst(autogroup)
+	undo, err := prioritize(autogroup)
 	if err != nil {
-		fmt.Fprintln(stderr, "whatever else runs on this machine counts as much as what is measured:", err)
+		fmt.Fprintln(stderr, "cannot prioritize the benchmark over other sessions on this machine:", err)
 	}
 	metrics, err := measure(ctx, rounds, stderr)
 	if err := errors.Join(err, undo()); err != nil {
@@ -79,13 +79,13 @@ func run(ctx context.Context, benches map[string]bench, args []string, stdout, s
 	return nil
 }
 
-// parse reads the command line; NAME may stand before or after the flags.
+// parse parses the command line. NAME may precede or follow the flags.
 func parse(args []string, stderr io.Writer) (name, format string, enforce bool, rounds int, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&format, "o", "text", "`format` of the result: text or json")
-	flags.BoolVar(&enforce, "enforce", false, "exit 1 when a bar is missed")
-	flags.IntVar(&rounds, "rounds", 6, "interleaved rounds, of which the median counts")
+	flags.BoolVar(&enforce, "enforce", false, "exit with 1 if a bar is missed")
+	flags.IntVar(&rounds, "rounds", 6, "interleaved rounds; the result is their median")
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
 		name, args = args[0], args[1:]
 	}
@@ -98,7 +98,7 @@ func parse(args []string, stderr io.Writer) (name, format string, enforce bool, 
 	}
 	var faults []error
 	if name == "" {
-		faults = append(faults, errors.New("which benchmark? Call it as: go run ./tools/bench NAME"))
+		faults = append(faults, errors.New("the benchmark's name is missing; usage: go run ./tools/bench NAME"))
 	}
 	if len(rest) > 0 {
 		faults = append(faults, fmt.Errorf("unexpected %q", rest))

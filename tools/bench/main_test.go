@@ -41,7 +41,7 @@ func TestRun(t *testing.T) {
 		"a bar met, enforced":     {"good -enforce", "", "met"},
 		"cannot be measured":      {"broken", "broken: no such device", ""},
 		"unknown name":            {"better", "broken, good, slow", ""},
-		"no name":                 {"", "which benchmark", ""},
+		"no name":                 {"", "name is missing", ""},
 		"unknown format":          {"good -o yaml", "-o yaml", ""},
 		"unknown flag":            {"good -fast", "fast", ""},
 		"no rounds":               {"good -rounds 0", "-rounds 0", ""},

@@ -7,24 +7,24 @@ import (
 	"os"
 )
 
-// autogroup says how the kernel shares CPUs out between this process' session and others, and takes what it shall be. Empty
-// where it makes no groups of sessions.
+// autogroup holds the nice value of this process' session, which weighs it against other sessions. It is empty if the kernel does
+// not group sessions.
 const autogroup = "/proc/self/autogroup"
 
-// putFirst lets what runs in this process' session run before what else the machine does, until undo is called. The nice
-// values that benchmarks give their processes count only within a session: sched(7), "The autogroup feature".
-func putFirst(file string) (undo func() error, err error) {
+// prioritize gives this process' session priority over other sessions until undo is called. The nice values of the benchmarks'
+// processes apply only within a session: sched(7), "The autogroup feature".
+func prioritize(file string) (undo func() error, err error) {
 	none := func() error { return nil }
-	said, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(said) == 0 {
+	content, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(content) == 0 {
 		return none, nil
 	}
 	if err != nil {
 		return none, fmt.Errorf("read the session's priority: %w", err)
 	}
 	var group, nice int
-	if _, err := fmt.Sscanf(string(said), "/autogroup-%d nice %d", &group, &nice); err != nil {
-		return none, fmt.Errorf("read the session's priority from %q: %w", said, err)
+	if _, err := fmt.Sscanf(string(content), "/autogroup-%d nice %d", &group, &nice); err != nil {
+		return none, fmt.Errorf("read the session's priority from %q: %w", content, err)
 	}
 	set := func(nice int) error {
 		if err := os.WriteFile(file, fmt.Append(nil, nice), 0o644); err != nil {

@@ -6,44 +6,44 @@ import (
 	"testing"
 )
 
-// A session is put before others where the kernel groups sessions, and then put back.
-func TestPutFirst(t *testing.T) {
+// The session gets the highest priority if the kernel groups sessions, and its former one afterwards.
+func TestPrioritize(t *testing.T) {
 	for name, tt := range map[string]struct {
-		said, during, after string
-		fails               bool
+		content, during, after string
+		fails                  bool
 	}{
-		"groups":     {said: "/autogroup-15884 nice 3\n", during: "-20", after: "3"},
+		"groups":     {content: "/autogroup-15884 nice 3\n", during: "-20", after: "3"},
 		"no groups":  {},
-		"unreadable": {said: "nobody\n", during: "nobody\n", after: "nobody\n", fails: true},
+		"unreadable": {content: "nobody\n", during: "nobody\n", after: "nobody\n", fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "autogroup")
-			if err := os.WriteFile(file, []byte(tt.said), 0o644); err != nil {
+			if err := os.WriteFile(file, []byte(tt.content), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			undo, err := putFirst(file)
+			undo, err := prioritize(file)
 			if (err != nil) != tt.fails {
 				t.Fatalf("error %v, want one: %v", err, tt.fails)
 			}
-			says(t, file, tt.during)
+			checkContent(t, file, tt.during)
 			if err := undo(); err != nil {
 				t.Fatal(err)
 			}
-			says(t, file, tt.after)
+			checkContent(t, file, tt.after)
 		})
 	}
-	if undo, err := putFirst(filepath.Join(t.TempDir(), "none")); err != nil || undo() != nil {
-		t.Errorf("a kernel without sessions' groups: %v", err)
+	if undo, err := prioritize(filepath.Join(t.TempDir(), "none")); err != nil || undo() != nil {
+		t.Errorf("a kernel that does not group sessions: %v", err)
 	}
 }
 
-func says(t *testing.T, file, want string) {
+func checkContent(t *testing.T, file, want string) {
 	t.Helper()
 	have, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if string(have) != want {
-		t.Errorf("it says %q, want %q", have, want)
+		t.Errorf("content %q, want %q", have, want)
 	}
 }

@@ -1,5 +1,5 @@
-// Package compile runs the go command the way the Makefile does, whoever is asked and however it was started: what programs,
-// images, labs and benchmarks need is then in the build cache once, and an executable has the same bytes in every checkout.
+// Package compile runs the go command with the Makefile's settings. Programs, images, labs and benchmarks then share one build
+// cache, and an executable has the same bytes in every checkout.
 package compile
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Flags are the Makefile's GOFLAGS. Nobody steps through these programs in a debugger, and making what one needs for that
+// Flags are the Makefile's GOFLAGS. No debugger runs these programs, and compiling debug information
 // (DWARF) is a fifth of a compiler's work.
 const Flags = "-trimpath -buildvcs=false -gcflags=all=-dwarf=false"
 

@@ -9,7 +9,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
-// What make compiles and what programs compile for themselves is the same, or everything would be compiled twice.
+// make and the programs that compile for themselves use the same flags, or everything would be compiled twice.
 func TestFlagsAreTheMakefiles(t *testing.T) {
 	t.Parallel()
 	makefile, err := os.ReadFile("../../Makefile")

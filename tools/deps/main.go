@@ -1,4 +1,4 @@
-// Deps installs the Debian packages that it is given, when they are missing:
+// Deps installs the named Debian packages if they are missing:
 //
 //	go run ./tools/deps clang-19 llvm-19
 package main

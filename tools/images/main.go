@@ -1,10 +1,10 @@
-// Images builds the product's container images: a static binary each, from scratch. The gateway's has keepalived beside it, of
-// Debian 12, with the libraries that it needs.
+// Images builds the product's container images. Each contains a static binary and nothing else. The gateway's image also
+// contains Debian 12's keepalived with the libraries that it needs.
 //
 //	go run ./tools/images -o DIR controller agent
 //
-// writes DIR/controller.tar and DIR/agent.tar, OCI archives named isthmus/controller:dev
-// and isthmus/agent:dev. The same source gives the same bytes, and the same packages of Debian. No container engine is used.
+// writes DIR/controller.tar and DIR/agent.tar, OCI archives named isthmus/controller:dev and isthmus/agent:dev. The same source
+// and the same Debian packages produce the same bytes. No container engine is needed.
 package main
 
 import (
@@ -25,19 +25,19 @@ import (
 	"github.com/isthmus-net/isthmus/tools/images/oci"
 )
 
-// image is a product that has one.
+// image describes the image of a product.
 type image struct {
 	user, about string
-	with        string // the path of a program of Debian that it calls, empty: none
+	program     string // path of the Debian program that the product calls; empty: none
 }
 
-// images are the products with an image, and the user each runs as.
+// images maps products to their images.
 var images = map[string]image{
 	"controller":         {user: "65532:65532", about: "Isthmus controller: exports, imports and ClusterSetIPs of one cluster"},
 	"gateway-controller": {user: "65532:65532", about: "Isthmus gateway controller: addresses of Services of type LoadBalancer"},
-	// The kernel gives capabilities in a container to root alone; the chart drops all but the needed ones.
+	// In a container the kernel gives capabilities to root only; the chart drops all unneeded ones.
 	"agent":   {user: "0:0", about: "Isthmus agent: eBPF dataplane and DNS of one node"},
-	"gateway": {user: "0:0", about: "Isthmus gateway: balances and announces VIPs of Services", with: "/usr/sbin/keepalived"},
+	"gateway": {user: "0:0", about: "Isthmus gateway: balances and announces VIPs of Services", program: "/usr/sbin/keepalived"},
 }
 
 func main() {
@@ -78,7 +78,7 @@ func command() *cobra.Command {
 func build(ctx context.Context, out io.Writer, dir, product, tag string) (err error) {
 	image, known := images[product]
 	if !known {
-		return fmt.Errorf("no image called %q, there are %s", product, strings.Join(slices.Sorted(maps.Keys(images)), ", "))
+		return fmt.Errorf("no image is named %q; available: %s", product, strings.Join(slices.Sorted(maps.Keys(images)), ", "))
 	}
 	tmp, err := os.MkdirTemp("", "isthmus-image-*")
 	if err != nil {
@@ -105,10 +105,10 @@ func build(ctx context.Context, out io.Writer, dir, product, tag string) (err er
 			"org.opencontainers.image.licenses":    licences(image),
 		},
 	}, func(l *oci.Layer) error {
-		if err := l.File("/"+name, binary, 0o755); err != nil || image.with == "" {
+		if err := l.File("/"+name, binary, 0o755); err != nil || image.program == "" {
 			return err
 		}
-		return deb.Add(ctx, l, image.with, filepath.Base(image.with))
+		return deb.Add(ctx, l, image.program, filepath.Base(image.program))
 	})
 	if err != nil {
 		return err
@@ -117,17 +117,17 @@ func build(ctx context.Context, out io.Writer, dir, product, tag string) (err er
 	return nil
 }
 
-// environment lets a product find the program that it calls.
+// environment returns the PATH by which a product finds the program that it calls.
 func environment(i image) []string {
-	if i.with == "" {
+	if i.program == "" {
 		return nil
 	}
-	return []string{"PATH=" + filepath.Dir(i.with)}
+	return []string{"PATH=" + filepath.Dir(i.program)}
 }
 
-// licences are those of all that is in an image; Debian's packages say in usr/share/doc whose they are.
+// licences returns the licences of an image's content. The licences of Debian's packages are in usr/share/doc.
 func licences(i image) string {
-	if i.with == "" {
+	if i.program == "" {
 		return "Apache-2.0"
 	}
 	return "Apache-2.0 AND GPL-2.0-or-later"

@@ -1,12 +1,12 @@
-// Kernels proves that Isthmus runs on the kernels it claims: the oldest and a newer one of Debian, each
-// booted in an emulated machine, and the one this machine has.
+// Kernels tests Isthmus on the supported kernels: Debian's oldest and a newer one, each booted in an emulated machine, and the
+// kernel of this machine.
 //
 //	go run ./tools/kernels              # all
 //	go run ./tools/kernels 6.1 native   # some
 //
-// The same program runs on each of them (tools/kernels/guest): a real agent with real sockets of both
-// families. It exits 1 when a check fails, or a kernel cannot be had, or did not get to its end. Kernels are
-// kept beside those programs that the lab keeps, in $ISTHMUS_LAB_DIR/cache, or /var/tmp/isthmus/cache.
+// The same program runs on each of them (tools/kernels/guest): a real agent with real sockets of both families. It exits with 1
+// if a check fails, if a kernel is unavailable, or if a run is cut short. Kernels are cached beside the lab's programs, in
+// $ISTHMUS_LAB_DIR/cache or /var/tmp/isthmus/cache.
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 	}
 }
 
-// run tests the named kernels, or all.
+// run tests the named kernels, or all of them.
 func run(ctx context.Context, names []string, out io.Writer) (err error) {
 	begin := time.Now()
 	r, err := newRig(ctx, out)

@@ -10,7 +10,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// Every check is a test of its own, so that a run of all tests counts them.
+// Every check is a subtest, so that it counts in a run of all tests.
 func TestKernels(t *testing.T) {
 	netlab.Privileged(t)
 	r, err := newRig(t.Context(), t.Output())

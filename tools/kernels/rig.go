@@ -24,28 +24,28 @@ import (
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 )
 
-// native is the name of the kernel that runs.
+// native names the running kernel.
 const native = "native"
 
-// kernels are all that are tested: Debian's series, and the one that runs.
+// kernels lists all tested kernels: series of Debian, and the running kernel.
 var kernels = []string{"6.1", "6.12", native}
 
-// modules are what the checks use and Debian's kernels do not have built in.
+// modules lists the modules that the checks need and that Debian's kernels do not have built in.
 var modules = []string{"veth", "sch_ingress", "cls_bpf", "inet_diag", "udp_diag", "tcp_diag", "sctp"}
 
-// limit is how long one kernel may take, from its boot to its end, on a machine that is busy with much else.
+// limit is the time that a kernel has from boot to the end of its checks, on a busy machine.
 const limit = 15 * time.Minute
 
-// rig is where kernels are tested.
+// rig runs the checks on kernels.
 type rig struct {
-	dir, guest string // a folder of its own, the program that runs on every kernel
+	dir, guest string // a temporary folder; the path of the program that runs on every kernel
 	fetching   sync.Mutex
 
 	mu  sync.Mutex // guards out
 	out io.Writer
 }
 
-// newRig builds the program that runs on every kernel.
+// newRig builds the guest, the program that runs on every kernel.
 func newRig(ctx context.Context, out io.Writer) (*rig, error) {
 	if runtime.GOARCH != "amd64" {
 		return nil, fmt.Errorf("the kernels are for amd64 and this machine is %s", runtime.GOARCH)
@@ -59,7 +59,7 @@ func newRig(ctx context.Context, out io.Writer) (*rig, error) {
 	}
 	r := &rig{dir: dir, guest: filepath.Join(dir, "guest"), out: out}
 	cmd := compile.Go(ctx, "build", "-ldflags=-s -w", "-o", r.guest, "github.com/isthmus-net/isthmus/tools/kernels/guest")
-	if output, err := cmd.CombinedOutput(); err != nil { // without cgo: the initramfs has no C library
+	if output, err := cmd.CombinedOutput(); err != nil { // built without cgo, because the initramfs has no C library
 		return nil, errors.Join(fmt.Errorf("build the guest: %w\n%s", err, output), r.close())
 	}
 	return r, nil
@@ -67,15 +67,15 @@ func newRig(ctx context.Context, out io.Writer) (*rig, error) {
 
 func (r *rig) close() error { return os.RemoveAll(r.dir) }
 
-// outcome is what one kernel made of the checks.
+// outcome is the result of the checks on one kernel.
 type outcome struct {
 	kernel         string
 	passed, failed []string // names; failures with the reason
-	end            bool     // it got to its end
+	end            bool     // the last line was received
 	err            error
 }
 
-// fault returns why the outcome is no success, or nil.
+// fault returns the reason of a failure, or nil after a success.
 func (o outcome) fault() error {
 	switch {
 	case o.err != nil:
@@ -90,7 +90,7 @@ func (o outcome) fault() error {
 	return nil
 }
 
-// test runs the checks on one kernel. What they say is shown as it comes.
+// test runs the checks on one kernel and shows their output as it arrives.
 func (r *rig) test(ctx context.Context, name string) (o outcome) {
 	o.kernel = name
 	if !slices.Contains(kernels, name) {
@@ -106,11 +106,11 @@ func (r *rig) test(ctx context.Context, name string) (o outcome) {
 	} else {
 		o.err = r.boot(ctx, name, listener)
 	}
-	if o.end { // what came after its end is not what it was started for
+	if o.end { // errors after the last line do not matter, such as from powering off
 		o.err = nil
 	}
 	if o.err != nil {
-		o.err = fmt.Errorf("%w; it said last:\n%s", o.err, strings.Join(listener.last, "\n"))
+		o.err = fmt.Errorf("%w; the end of its output:\n%s", o.err, strings.Join(listener.last, "\n"))
 	}
 	r.say("%-6s %d passed, %d failed, %.1fs", o.kernel, len(o.passed), len(o.failed), time.Since(begin).Seconds())
 	return o
@@ -122,16 +122,16 @@ func (r *rig) say(format string, args ...any) {
 	fmt.Fprintf(r.out, format+"\n", args...)
 }
 
-// Write shows the progress of what others do.
+// Write shows the progress of other packages.
 func (r *rig) Write(p []byte) (int, error) {
 	r.say("%s", bytes.TrimSpace(p))
 	return len(p), nil
 }
 
-// duration is what the guest says after a check's name.
+// duration matches the duration after the name of a check.
 var duration = regexp.MustCompile(` \([0-9.µnms]+\)$`)
 
-// take reads one line of the guest's.
+// take parses one line from the guest.
 func (r *rig) take(o *outcome, line string) {
 	if name, ok := strings.CutPrefix(line, "PASS "); ok {
 		o.passed = append(o.passed, duration.ReplaceAllString(name, ""))
@@ -144,9 +144,9 @@ func (r *rig) take(o *outcome, line string) {
 	r.say("%-6s %s", o.kernel, line)
 }
 
-// runNative runs the checks here, in namespaces of their own.
+// runNative runs the checks on this machine, in separate namespaces.
 func (r *rig) runNative(ctx context.Context, out io.Writer) error {
-	// The child dies with the thread that started it, not with the process.
+	// Pdeathsig fires at the exit of the thread that started the child, so the goroutine keeps its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, r.guest)
@@ -156,7 +156,7 @@ func (r *rig) runNative(ctx context.Context, out io.Writer) error {
 	return cmd.Run()
 }
 
-// boot runs the checks on a kernel of Debian's.
+// boot runs the checks on a Debian kernel.
 func (r *rig) boot(ctx context.Context, series string, console io.Writer) error {
 	k, err := r.fetch(ctx, series)
 	if err != nil {
@@ -170,7 +170,7 @@ func (r *rig) boot(ctx context.Context, series string, console io.Writer) error 
 	return vm.Machine{Image: k.Image, Initrd: initrd}.Run(ctx, console)
 }
 
-// fetch gets a kernel and what emulates a machine, one at a time.
+// fetch downloads a kernel and the emulator, one at a time.
 func (r *rig) fetch(ctx context.Context, series string) (kernel.Kernel, error) {
 	r.fetching.Lock()
 	defer r.fetching.Unlock()
@@ -180,7 +180,7 @@ func (r *rig) fetch(ctx context.Context, series string) (kernel.Kernel, error) {
 	return kernel.Get(ctx, cluster.CacheDir(), series, modules, r)
 }
 
-// writeInitrd writes the initramfs for k: the guest, and the modules.
+// writeInitrd writes the initramfs for k: the guest and the modules.
 func (r *rig) writeInitrd(path string, k kernel.Kernel) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -194,17 +194,17 @@ func (r *rig) writeInitrd(path string, k kernel.Kernel) (err error) {
 	return initramfs.Write(f, files)
 }
 
-// lines is a writer that gives whole lines to take, and keeps the last ones.
+// lines is a writer that passes whole lines to take and keeps the last ones.
 type lines struct {
 	take func(string)
 	rest []byte
 	last []string
 }
 
-// keep is how many lines are kept.
+// keep is the number of lines that lines keeps.
 const keep = 20
 
-// Write takes what it can and keeps the rest for the next call.
+// Write passes whole lines on and keeps an incomplete line for the next call.
 func (l *lines) Write(p []byte) (int, error) {
 	l.rest = append(l.rest, p...)
 	for {

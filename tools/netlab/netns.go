@@ -18,7 +18,7 @@ import (
 const inside = "ISTHMUS_NETLAB_INSIDE"
 
 // Main runs the tests of a package in a network and a mount namespace of their own, with nothing in the
-// network but loopback: a test that connects to an address nobody translates gets ENETUNREACH and never
+// network but loopback: a test that connects to an untranslated address gets ENETUNREACH and never
 // a machine somewhere. A TestMain ends with os.Exit(netlab.Main(m)), m being a *testing.M or what runs one. Without
 // root the tests run where they are; those that need more call Privileged.
 func Main(m interface{ Run() int }) int {

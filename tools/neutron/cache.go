@@ -114,7 +114,7 @@ func (c *Cloud) remember(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := os.Rename(temporary, to); err != nil && !errors.Is(err, fs.ErrExist) { // somebody else was faster
+	if err := os.Rename(temporary, to); err != nil && !errors.Is(err, fs.ErrExist) { // another process was faster
 		return err
 	}
 	return nil

@@ -9,13 +9,13 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack"
 )
 
-// What a server of Nova can be made of: there is nothing else.
+// The only building blocks of a Nova server.
 const (
 	Image  = "22222222-2222-2222-2222-222222222222"
 	Flavor = "1"
 )
 
-// Ports of Nova, and of Placement and images, which nobody but Nova asks.
+// Ports of Nova, and of Placement and images, which only Nova calls.
 const (
 	novaPort  = 18774
 	innerPort = 18778
@@ -68,7 +68,7 @@ region_name = %s
 `, c.keystoneURL(), password, region)
 }
 
-// novaConf has a queue in memory, the driver that pretends, and does not wait for somebody to plug devices.
+// novaConf has a queue in memory, the driver that pretends, and does not wait for an agent to plug devices.
 func (c *Cloud) novaConf() string {
 	inner := fmt.Sprintf("http://%s:%d", c.cfg.Addr, innerPort)
 	return fmt.Sprintf(`[DEFAULT]

@@ -34,7 +34,7 @@ import (
 // somebody else's.
 const names = 4
 
-// foreign is an address pair that somebody else has set at the gateways' ports.
+// foreign is an address pair that another user has set at the gateways' ports.
 var foreign = netip.MustParsePrefix("198.51.100.7/32")
 
 // cycles lets the Services of two clusters of one project come, change and go at random, under controllers that are killed at
@@ -315,14 +315,14 @@ func (x *tenant) inNeutron(ctx context.Context, used map[string][]corev1.Service
 	leads := map[string]netip.Addr{}
 	for _, f := range floating {
 		if len(used[f.Port]) == 0 {
-			return fmt.Errorf("floating IP %+v is nobody's", f)
+			return fmt.Errorf("floating IP %+v has no owner", f)
 		}
 		leads[f.Port] = f.Addr
 	}
 	vips := map[netip.Prefix]bool{foreign: true}
 	for _, p := range ports {
 		if len(used[p.ID]) == 0 {
-			return fmt.Errorf("port %+v is nobody's", p)
+			return fmt.Errorf("port %+v has no owner", p)
 		}
 		for _, s := range used[p.ID] {
 			var want []string

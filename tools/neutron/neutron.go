@@ -1,5 +1,5 @@
 // Package neutron runs a real Keystone and a real Neutron from Debian's packages: with SQLite, without a message queue and
-// without agents, so ports stay DOWN and nobody forwards packets; every answer of the API is the real one. Where it is
+// without agents, so ports stay DOWN and no packet is forwarded; every answer of the API is the real one. Where it is
 // asked for, a real Nova as well, whose servers are pretended.
 //
 // In: a Config. Out: a cloud with an external and an internal network, a router between them, a port for each gateway

@@ -1,5 +1,5 @@
-// Scale measures the control plane of a large ClusterSet on this machine: a real broker, simulated members
-// that export and change, and a real member that imports. See the package world for what is real.
+// Scale measures the control plane of a large ClusterSet on this machine: a real broker, simulated members with changing
+// exports, and a real importing member. The documentation of package simulation lists the real parts.
 //
 //	go run ./tools/scale --members 9 --exports 1000 --endpoints 20 --churn 50/s --duration 60s
 //
@@ -25,7 +25,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/bench/result"
 	"github.com/isthmus-net/isthmus/tools/scale/report"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 func main() {
@@ -40,9 +40,9 @@ func main() {
 	}
 }
 
-// settings are the flags.
+// settings are the values of the flags.
 type settings struct {
-	world    world.Config
+	set      simulation.Config
 	real     []string
 	churn    rate
 	duration time.Duration
@@ -77,35 +77,35 @@ broker and controller spend: CPU, memory, bytes and requests. It needs no root, 
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&s.world.Members, "members", 9, "how many members are simulated")
-	f.IntVar(&s.world.Exports, "exports", 1000, "how many Services each member exports")
-	f.IntVar(&s.world.Endpoints, "endpoints", 20, "how many endpoints each Service has in each member")
-	f.BoolVar(&s.world.Distinct, "distinct", false, "let every member export Services of its own; else all export the same ones")
+	f.IntVar(&s.set.Members, "members", 9, "number of simulated members")
+	f.IntVar(&s.set.Exports, "exports", 1000, "number of Services that each member exports")
+	f.IntVar(&s.set.Endpoints, "endpoints", 20, "number of endpoints of each Service in each member")
+	f.BoolVar(&s.set.Distinct, "distinct", false, "every member exports its own Services; otherwise all export the same ones")
 	f.StringSliceVar(&s.real, "real", []string{"a"}, "real members: a, which imports, and if wanted b, which exports too")
 	f.Var(&s.churn, "churn", "how many endpoints change, such as 50/s")
-	f.DurationVar(&s.duration, "duration", time.Minute, "how long they change")
-	f.DurationVar(&s.steady, "steady", 30*time.Second, "how long to look at a ClusterSet in which nothing changes")
-	f.StringVar(&s.world.Storage, "storage", world.DefaultStorage(), "folder for etcd's files")
-	f.StringVar(&s.world.Controller, "controller", "", "an isthmus-controller to measure; without it, that of this checkout is built")
-	f.StringVar(&s.log, "log", "", "file to write what the controller of a logged")
-	f.StringVarP(&s.format, "output", "o", "text", "text or json")
+	f.DurationVar(&s.duration, "duration", time.Minute, "duration of the changes")
+	f.DurationVar(&s.steady, "steady", 30*time.Second, "duration of the measurement without changes")
+	f.StringVar(&s.set.Storage, "storage", simulation.DefaultStorage(), "folder for etcd's files")
+	f.StringVar(&s.set.Controller, "controller", "", "isthmus-controller to measure; default: built from this checkout")
+	f.StringVar(&s.log, "log", "", "file for the log of a's controller")
+	f.StringVarP(&s.format, "output", "o", "text", "output `format`: text or json")
 	return cmd
 }
 
-// validate reports every flag that cannot be, apart from what the world checks.
+// validate reports all invalid flags, except those that simulation.Config checks.
 func (s *settings) validate() error {
 	var errs []error
 	if s.format != "text" && s.format != "json" {
 		errs = append(errs, fmt.Errorf("-o %s: the formats are text and json", s.format))
 	}
-	s.world.Exporter = false
+	s.set.Exporter = false
 	imports := false
 	for _, id := range s.real {
 		switch id {
 		case "a":
 			imports = true
 		case "b":
-			s.world.Exporter = true
+			s.set.Exporter = true
 		default:
 			errs = append(errs, fmt.Errorf("--real %s: only a and b can be real", id))
 		}
@@ -121,26 +121,26 @@ func (s *settings) validate() error {
 	return errors.Join(errs...)
 }
 
-// run makes the world that s describes, measures it and writes the report.
+// run simulates the ClusterSet that s describes, measures it and writes the report.
 func run(ctx context.Context, s settings, stdout, stderr io.Writer) (err error) {
 	if err := s.validate(); err != nil {
 		return err
 	}
-	s.world.Progress = stderr
-	if s.world.Assets, err = world.Assets(ctx, stderr); err != nil {
+	s.set.Progress = stderr
+	if s.set.Assets, err = simulation.Assets(ctx, stderr); err != nil {
 		return err
 	}
-	if s.world.Controller == "" {
+	if s.set.Controller == "" {
 		dir, err := os.MkdirTemp("", "isthmus-scale-")
 		if err != nil {
 			return err
 		}
 		defer os.RemoveAll(dir)
-		if s.world.Controller, err = world.BuildController(ctx, dir); err != nil {
+		if s.set.Controller, err = simulation.BuildController(ctx, dir); err != nil {
 			return err
 		}
 	}
-	w, err := world.New(ctx, s.world)
+	w, err := simulation.NewClusterSet(ctx, s.set)
 	if err != nil {
 		return err
 	}
@@ -158,13 +158,12 @@ func run(ctx context.Context, s settings, stdout, stderr io.Writer) (err error) 
 	return r.WriteText(stdout)
 }
 
-// measure goes through the life of the importing member: from empty to full, at rest, under change, and
-// started again.
-func measure(ctx context.Context, w *world.World, s settings) (report.Report, error) {
+// measure follows the importing member: the first import, at rest, under changes, and a restart.
+func measure(ctx context.Context, w *simulation.ClusterSet, s settings) (report.Report, error) {
 	r := report.Report{
-		Machine: result.Machine(), Storage: world.DescribeStorage(s.world.Storage),
-		Members: s.world.Members, Real: s.real, Exports: s.world.Exports, Endpoints: s.world.Endpoints, Distinct: s.world.Distinct,
-		Services: s.world.Services(), RemoteEndpoints: s.world.RemoteEndpoints(),
+		Machine: result.Machine(), Storage: simulation.DescribeStorage(s.set.Storage),
+		Members: s.set.Members, Real: s.real, Exports: s.set.Exports, Endpoints: s.set.Endpoints, Distinct: s.set.Distinct,
+		Services: s.set.Services(), RemoteEndpoints: s.set.RemoteEndpoints(),
 	}
 	first, err := w.FirstImport(ctx)
 	if err != nil {
@@ -176,7 +175,7 @@ func measure(ctx context.Context, w *world.World, s settings) (report.Report, er
 		return r, err
 	}
 	r.Steady = report.OfLoad(load)
-	var p world.Propagation
+	var p simulation.Propagation
 	load, err = w.Load(ctx, func(ctx context.Context) error {
 		p, err = w.Churn(ctx, float64(s.churn), s.duration)
 		return err
@@ -190,20 +189,20 @@ func measure(ctx context.Context, w *world.World, s settings) (report.Report, er
 	return r, err
 }
 
-// rate is a number of changes a second (see [pflag.Value]).
+// rate is a number of changes per second (see [pflag.Value]).
 type rate float64
 
-// String returns it as Set takes it.
+// String formats r as Set accepts it.
 func (r *rate) String() string { return strconv.FormatFloat(float64(*r), 'f', -1, 64) + "/s" }
 
-// Type is the word for it in the help.
+// Type returns the name of the type in the help.
 func (r *rate) Type() string { return "number/s" }
 
-// Set takes 50/s, and also 50.
+// Set accepts 50/s and 50.
 func (r *rate) Set(text string) error {
 	v, err := strconv.ParseFloat(strings.TrimSuffix(text, "/s"), 64)
 	if err != nil || !(v > 0 && v <= 10_000) {
-		return fmt.Errorf("%q is not a number of changes a second between 0 and 10000, such as 50/s", text)
+		return fmt.Errorf("%q is not a number of changes per second between 0 and 10000, such as 50/s", text)
 	}
 	*r = rate(v)
 	return nil

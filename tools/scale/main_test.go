@@ -16,7 +16,7 @@ func TestCommandLine(t *testing.T) {
 		"rate of zero":   {"--churn 0/s", "--churn"},
 		"rate in words":  {"--churn many", "such as 50/s"},
 		"a third member": {"--real a,c", "--real c"},
-		"nobody imports": {"--real b", "--real must name a"},
+		"no importer":    {"--real b", "--real must name a"},
 		"no time":        {"--duration 0s", "--duration 0s"},
 		"no rest":        {"--steady -1s", "--steady -1s"},
 	}

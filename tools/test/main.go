@@ -27,10 +27,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/deps/debian"
-	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/tools/test/report"
@@ -46,18 +46,20 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// labs are the packages whose tests bring up labs. They run in the second phase: a lab on a busy machine is slow, and the
-// inotify instances of a machine (fs.inotify.max_user_instances) suffice for labs or for the API servers of all other tests.
-var labs = []string{module + "tools/lab/cluster", module + "e2e"}
+// labs are the packages whose tests bring up labs. They run after the others: a lab on a busy machine is slow, and the inotify
+// instances of a machine (fs.inotify.max_user_instances, often 128) suffice for two labs or for the API servers of all other
+// tests.
+var labs = []string{module + "e2e", module + "tools/lab/cluster"}
 
-// waiting are packages whose tests take long and use little CPU time: they wait for Leases to expire. They run beside labs.
-var waiting = []string{module + "controlplane/federation", module + "controlplane/broker"}
+// besideLabs are packages that run beside labs: they take long, use little CPU time, because they wait for Leases to expire,
+// and start few API servers.
+var besideLabs = []string{module + "controlplane/federation"}
 
 // long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
 // long package alone.
 var long = []string{
-	module + "tools/bench/dataplane", module + "controlplane/broker/membership", module + "cmd/isthmusctl", module + "tools/kernels",
-	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/world",
+	module + "controlplane/broker", module + "tools/bench/dataplane", module + "controlplane/broker/membership", module + "cmd/isthmusctl", module + "tools/kernels",
+	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
@@ -69,9 +71,6 @@ const (
 
 	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
 	parallelOnLab = 3
-
-	// tail is how many packages of the first phase may still run when the second one starts.
-	tail = 1
 
 	slowest = 20 // packages and tests that the report lists
 )
@@ -119,7 +118,7 @@ func runUnit(ctx context.Context, r *report.Report, pattern string, packages []s
 	if pattern != "" {
 		args = append(args, "-run="+pattern)
 	}
-	if err := goTest(ctx, r, append(os.Environ(), "ISTHMUS_UNIT=1"), slices.Concat(args, packages), nil); err != nil {
+	if err := goTest(ctx, r, append(os.Environ(), "ISTHMUS_UNIT=1"), slices.Concat(args, packages)); err != nil {
 		return err
 	}
 	r.Skips = nil // they are what a unit run leaves out
@@ -168,34 +167,15 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 	return verdict(r, strict)
 }
 
-// runPhases runs packages in two phases. The second one, with the labs, starts when the first one is nearly over.
+// runPhases runs packages in two phases, the second one with the labs.
 func runPhases(ctx context.Context, r *report.Report, env, args, packages []string) error {
 	first, second := split(packages)
-	nearlyOver := make(chan struct{})
-	if len(first) <= tail {
-		close(nearlyOver)
+	step("test %d packages", len(first))
+	// More packages than CPUs: many tests wait.
+	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(2*runtime.NumCPU())}, first)); err != nil {
+		return err
 	}
-	var phases errgroup.Group
-	phases.Go(func() error {
-		step("test %d packages", len(first))
-		ended := 0
-		finished := func() {
-			if ended++; ended == len(first)-tail {
-				close(nearlyOver)
-			}
-		}
-		// More packages than CPUs: many tests wait.
-		return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(2*runtime.NumCPU())}, first), finished)
-	})
-	phases.Go(func() error {
-		select {
-		case <-nearlyOver:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		return testOnLabs(ctx, r, env, args, second)
-	})
-	return phases.Wait()
+	return testOnLabs(ctx, r, env, args, second)
 }
 
 // testOnLabs tests the packages of the second phase while no other run on this machine does the same.
@@ -209,7 +189,7 @@ func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []str
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	step("test %d packages, on labs or beside them", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1), "-parallel=" + strconv.Itoa(parallelOnLab)}, packages), nil)
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=2", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
@@ -271,15 +251,16 @@ func split(packages []string) (first, second []string) {
 	onLab := func(pkg string) bool { return slices.Contains(labs, pkg) }
 	haveLabs := slices.ContainsFunc(packages, onLab)
 	for _, pkg := range packages {
-		if onLab(pkg) || haveLabs && slices.Contains(waiting, pkg) {
+		if onLab(pkg) || haveLabs && slices.Contains(besideLabs, pkg) {
 			second = append(second, pkg)
 		} else {
 			first = append(first, pkg)
 		}
 	}
 	slices.SortStableFunc(first, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
-	inOrder := slices.Concat([]string{module + "e2e"}, waiting)
-	slices.SortStableFunc(second, func(a, b string) int { return cmp.Compare(rank(inOrder, a), rank(inOrder, b)) })
+	// Two packages run at a time, so the other lab is down before the packages beside labs start their API servers.
+	order := slices.Concat(labs, besideLabs)
+	slices.SortFunc(second, func(a, b string) int { return cmp.Compare(rank(order, a), rank(order, b)) })
 	return first, second
 }
 
@@ -291,9 +272,8 @@ func rank(order []string, pkg string) int {
 	return len(order)
 }
 
-// goTest runs go with args, which end with full import paths, and calls finished, unless it is nil, at the end of each package.
-// Failed tests are in the report, so they are no error.
-func goTest(ctx context.Context, r *report.Report, env, args []string, finished func()) error {
+// goTest runs go with args, which end with full import paths. Failed tests are in the report, so they are no error.
+func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if !strings.HasPrefix(args[len(args)-1], module) {
 		return nil // without a package, go would test the current folder
 	}
@@ -313,12 +293,13 @@ func goTest(ctx context.Context, r *report.Report, env, args []string, finished 
 	if err := write.Close(); err != nil { // go holds the other end now
 		return err
 	}
-	failed, readErr := r.Read(read, finished)
+	failed := r.Failed
+	readErr := r.Read(read)
 	err = cmd.Wait()
 	switch exit := (*exec.ExitError)(nil); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, &exit) && failed > 0:
+	case errors.As(err, &exit) && r.Failed > failed:
 		return readErr
 	case err != nil:
 		return fmt.Errorf("go test: %w", err)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Labs, and the packages that wait beside them, make up the second phase; long packages come first in each, and all packages
+// Labs, and the packages that run beside them, make up the second phase; long packages come first in each, and all packages
 // with a place of their own exist.
 func TestSplit(t *testing.T) {
 	all, err := withTests(t.Context(), []string{module + "..."})
@@ -16,13 +16,13 @@ func TestSplit(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, second := split(all)
-	if want := slices.Concat([]string{module + "e2e"}, waiting, []string{module + "tools/lab/cluster"}); !slices.Equal(second, want) {
+	if want := slices.Concat(labs, besideLabs); !slices.Equal(second, want) {
 		t.Errorf("the second phase is %v, want %v", second, want)
 	}
 	if !slices.Equal(first[:len(long)], long) || !slices.Contains(first, module+"dns") || !slices.Contains(first, module+"tools/lab/topology") {
 		t.Errorf("the first phase is %v, want first %v", first, long)
 	}
-	if first, second := split(waiting); !slices.Equal(first, waiting) || len(second) > 0 {
+	if first, second := split(besideLabs); !slices.Equal(first, besideLabs) || len(second) > 0 {
 		t.Errorf("without labs the phases are %v and %v, want one", first, second)
 	}
 }

@@ -123,7 +123,7 @@ func (tb *Testbed) client(cluster string) (kubernetes.Interface, error) {
 var execs atomic.Uint64
 
 // KillAgent sends SIGKILL to the agent of a node and keeps it down: the node's kubelet is stopped first,
-// so that nobody restarts it. ReviveAgent undoes it.
+// so that it is not restarted. ReviveAgent undoes it.
 func (tb *Testbed) KillAgent(ctx context.Context, member, node string) error {
 	agent, err := tb.agent(ctx, member, node)
 	if err != nil {

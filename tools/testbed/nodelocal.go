@@ -14,7 +14,7 @@ const NodeLocalDNSAddress = "169.254.20.10"
 var nodeLocalDNS string
 
 // nodeLocalDNSNode does to a node what the program node-cache does besides being CoreDNS: the addresses stand on the
-// node, and packets to and from them are in nobody's connection tracking, nor translated.
+// node, and packets to and from them are neither tracked nor translated.
 const nodeLocalDNSNode = `
 ip address replace LOCAL/32 dev lo
 ip address replace SERVICE/32 dev lo

@@ -372,7 +372,7 @@ func TestConcurrentJoins(t *testing.T) {
 		t.Errorf("the ConfigMap says\n%s, want\n%s", have, wantTexts["clusterinfo"])
 	}
 
-	// Of two clusters with the same id, one gets it.
+	// One of two clusters with the same id gets it.
 	var taken, joined int
 	results := make(chan error, 2)
 	for i := range 2 {

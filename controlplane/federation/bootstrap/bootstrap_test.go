@@ -171,10 +171,10 @@ func TestLifecycle(t *testing.T) {
 		t.Errorf("the last supervisor knows %s", have)
 	}
 	for _, last := range []Cluster{b, a} {
-		for range 2 { // the second time there is nothing left to do, which is said
+		for range 2 { // the second time there is nothing left to do, which is an error
 			_, err = Remove(t.Context(), Removal{ID: last.ID, Namespace: namespace, Clusters: []Cluster{supervisor(last), supervisor(a)}[:1+strings.Count(string(last.ID), "b")]})
 		}
-		if err == nil || !strings.Contains(err.Error(), "is no member") {
+		if err == nil || !strings.Contains(err.Error(), "is not a member") {
 			t.Errorf("removed %s, which had left: %v", last.ID, err)
 		}
 	}
@@ -256,9 +256,9 @@ func TestFormRefuses(t *testing.T) {
 		"no ClusterSet":     {"", []Cluster{supervisor(a)}, []string{"--clusterset"}},
 		"a bad ClusterSet":  {"Prod", []Cluster{supervisor(a)}, []string{"Prod"}},
 		"an id twice":       {"prod", []Cluster{supervisor(a), a}, []string{"given twice", "ctx-a"}},
-		"a cluster twice":   {"prod", []Cluster{supervisor(c), twin}, []string{"one and the same", "ctx-c", "ctx-z"}},
+		"a cluster twice":   {"prod", []Cluster{supervisor(c), twin}, []string{"reach the same cluster", "ctx-c", "ctx-z"}},
 		"no https":          {"prod", []Cluster{plain}, []string{"ctx-a", "--server a=https://"}},
-		"it is another one": {"prod", []Cluster{supervisor(a), b}, []string{"ctx-b", "ClusterClaim id.k8s.io says other"}},
+		"it is another one": {"prod", []Cluster{supervisor(a), b}, []string{"ctx-b", "ClusterClaim id.k8s.io is other"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -26,7 +26,7 @@ spec:
 `, []string{
 			"spec.ingress[0].from[0].namespaceSelector selects namespaces of the cluster that enforces it",
 			"spec.ingress[0].from[0].podSelector selects pods of the cluster that enforces it",
-			"spec.ingress[0].from[1].ipBlock is an address, and says nothing of who has it in another cluster",
+			"spec.ingress[0].from[1].ipBlock is an address, which may belong to another workload in another cluster",
 		}},
 		"Antrea": {`
 metadata: {namespace: demo}
@@ -37,8 +37,8 @@ spec:
   - toServices: [{name: near}]
   - to: [{group: g}, {fqdn: "*.example.org"}]
 `, []string{
-			"spec.egress[0].toServices[1] names Service isthmus-system/own, which is not a federated one",
-			"spec.egress[2].to[0].group names a group, which each cluster has for itself",
+			"spec.egress[0].toServices[1] names Service isthmus-system/own, which is not federated",
+			"spec.egress[2].to[0].group names a group, which each cluster defines for itself",
 			"spec.egress[2].to[1].fqdn is a name, which each cluster resolves for itself",
 		}},
 		"AdminNetworkPolicy": {`
@@ -46,8 +46,8 @@ spec:
   egress:
   - to: [{networks: [192.0.2.0/24]}, {somethingLater: x}]
 `, []string{
-			"spec.egress[0].to[0].networks is an address, and says nothing of who has it in another cluster",
-			"spec.egress[0].to[1].somethingLater is no federated Service",
+			"spec.egress[0].to[0].networks is an address, which may belong to another workload in another cluster",
+			"spec.egress[0].to[1].somethingLater is not a federated Service",
 		}},
 		"no shape that we know": {"spec: {ingress: [1, {from: 7}, {from: [x]}]}", nil},
 	}

@@ -303,7 +303,7 @@ spec:
 
 	// One peer is not a federated Service yet, and another one never will be.
 	peers := []string{
-		"spec.egress[0].toServices[0] names Service isthmus-system/shop, which is not a federated one",
+		"spec.egress[0].toServices[0] names Service isthmus-system/shop, which is not federated",
 		"spec.egress[1].to[0].podSelector selects pods of the cluster that enforces it",
 	}
 	if diff := cmp.Diff(peers, ReadStatus(get(t, a, origin)).Peers); diff != "" {

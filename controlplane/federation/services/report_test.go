@@ -62,7 +62,7 @@ func TestMissingSystemNamespace(t *testing.T) {
 	w.offer("c", "web", global, "shop", nil, "10.3.0.1")
 	w.sync()
 	for _, id := range []clusterset.ClusterID{"a", "c"} {
-		w.says(id, "web", "clusters c have no namespace "+elsewhere)
+		w.says(id, "web", "clusters c lack the namespace "+elsewhere)
 	}
 	w.create("c", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}})
 	w.sync()
@@ -99,7 +99,7 @@ func TestClusterWithoutTheMembersFamily(t *testing.T) {
 		t.Fatalf("made in a cluster without IPv6: %v", err)
 	}
 	w.sync("a")
-	w.says("a", "web", "cluster c does not get it: it has no Services of IPv6")
+	w.says("a", "web", "cluster c does not get it: the cluster has no Services of IPv6")
 	w.sync("c") // now it has
 	w.sync("a")
 	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); strings.Contains(svc.Annotations[status], "does not get it") {

@@ -8,8 +8,8 @@ import "time"
 // ClusterSet need the same Factor, or one of them takes a healthy peer for dead.
 type Factor float64
 
-// Of returns d multiplied by f.
-func (f Factor) Of(d time.Duration) time.Duration {
+// Scale returns d multiplied by f.
+func (f Factor) Scale(d time.Duration) time.Duration {
 	if f == 0 {
 		return d
 	}

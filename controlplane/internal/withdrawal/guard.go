@@ -80,7 +80,7 @@ func DefaultTimes() Times {
 
 // Scale returns t multiplied by f.
 func (t Times) Scale(f timescale.Factor) Times {
-	return Times{Window: f.Of(t.Window), Grace: f.Of(t.Grace), Memory: f.Of(t.Memory), HoldFor: f.Of(t.HoldFor)}
+	return Times{Window: f.Scale(t.Window), Grace: f.Scale(t.Grace), Memory: f.Scale(t.Memory), HoldFor: f.Scale(t.HoldFor)}
 }
 
 // Config configures a Guard. Zero fields get their defaults; Changed, Decided and Log may be nil.

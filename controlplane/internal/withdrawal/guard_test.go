@@ -675,7 +675,7 @@ func (g *runningGuard) act(a act) {
 	synctest.Wait()
 }
 
-// Of a source that offers nothing new, at most half of the keys (or four) are accepted as gone, in whatever order and
+// At most half of the keys (or four) of a source that offers nothing new are accepted as gone, in whatever order and
 // pace keys vanish, return or are withdrawn.
 func TestNoSequenceOfLossesRemovesMoreThanHalf(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {

@@ -1,10 +1,9 @@
-// Package controlplane measures the control plane: how soon a change in one member is in another, what that
-// takes of a large ClusterSet, how much memory the controller needs and how soon it is back.
+// Package controlplane measures the control plane: the propagation time of a change from one member to another, the CPU that
+// this costs in a large ClusterSet, the controller's memory and its restart time.
 //
-// Brokers, members and controllers are real processes of this machine (see tools/scale/world); what is
-// simulated is only who else exports. All of them share its processors, so an absolute figure is the
-// machine's as well. That is why propagation is measured in turns with a bare relay, which does nothing but
-// write in one API server what it was told by another: the least that anybody could do.
+// Broker, members and controllers are real processes of this machine (see tools/scale/simulation). Only additional exporting members
+// are simulated. All processes share the machine's processors, so absolute figures depend on the machine. Propagation is
+// therefore measured alternately with a bare relay, which copies objects from one API server to another and does nothing else.
 package controlplane
 
 import (
@@ -12,85 +11,68 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"time"
 
-	"github.com/go-logr/logr"
-	"k8s.io/klog/v2"
-	ctrl "sigs.k8s.io/controller-runtime"
-
+	"github.com/isthmus-net/isthmus/tools/bench/internal/setup"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
-// sizes are how large everything is.
+// sizes are the dimensions and durations of a run.
 type sizes struct {
-	pair     world.Config // b exports, a imports
-	pairRate float64      // of changes, a second
-	many     world.Config // simulated members with the same Services
+	pair     simulation.Config // b exports, a imports
+	pairRate float64           // changes per second
+	many     simulation.Config // simulated members with the same Services
 	manyRate float64
-	large    world.Config // many Services
-	wide     world.Config // as many endpoints in few Services
+	large    simulation.Config // many Services
+	wide     simulation.Config // as many endpoints in few Services
 
-	turn time.Duration // how long changes go on at a stretch
-	rest time.Duration // how long to look at a ClusterSet at rest
-	// imports is how often at most an empty member imports everything, which takes a minute.
+	turn time.Duration // the time of changes without a break
+	rest time.Duration // the time that a ClusterSet at rest is observed
+	// imports is the largest number of imports into an empty member. One takes a minute.
 	imports int
 }
 
-// promised is what the bars are about.
+// promised are the sizes that the bars apply to.
 var promised = sizes{
-	pair: world.Config{Exports: 100, Endpoints: 10, Exporter: true}, pairRate: 20,
-	many: world.Config{Members: 9, Exports: 1000, Endpoints: 20}, manyRate: 50,
-	large: world.Config{Members: 10, Exports: 1000, Endpoints: 10, Distinct: true},
-	wide:  world.Config{Members: 10, Exports: 100, Endpoints: 100, Distinct: true},
+	pair: simulation.Config{Exports: 100, Endpoints: 10, Exporter: true}, pairRate: 20,
+	many: simulation.Config{Members: 9, Exports: 1000, Endpoints: 20}, manyRate: 50,
+	large: simulation.Config{Members: 10, Exports: 1000, Endpoints: 10, Distinct: true},
+	wide:  simulation.Config{Members: 10, Exports: 100, Endpoints: 100, Distinct: true},
 	turn:  20 * time.Second, rest: time.Minute, imports: 3,
 }
 
-// Run measures for the given number of rounds and returns the rows of the table. Six rounds take half an
-// hour. Nothing of it outlives the call.
+// Run measures for the given number of rounds and returns the rows of the table. Six rounds take half an hour. It stops all
+// processes and removes their files before it returns.
 func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	return run(ctx, promised, rounds, progress)
 }
 
 func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
-	klog.SetLogger(logr.Discard())
-	ctrl.SetLogger(logr.Discard())
-	assets, err := world.Assets(ctx, progress)
+	programs, err := setup.New(ctx, progress)
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "isthmus-bench-")
-	if err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
-	}
-	defer os.RemoveAll(dir)
-	controller, err := world.BuildController(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	storage := world.DefaultStorage()
-	fmt.Fprintln(progress, world.DescribeStorage(storage))
-	var at *place
-	defer func() { err = errors.Join(err, at.close()) }()
+	var current *testbed
+	defer func() { err = errors.Join(err, current.close(), programs.Close()) }()
 	for _, part := range []struct {
-		cfg     world.Config
-		measure func(context.Context, *place, sizes, int) ([]metric.Metric, error)
+		cfg     simulation.Config
+		measure func(context.Context, *testbed, sizes, int) ([]metric.Metric, error)
 	}{{s.pair, pair}, {s.many, many}, {s.large, large}, {s.wide, wide}} {
 		cfg := part.cfg
-		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = assets, controller, storage, progress
-		if at == nil || at.cfg != cfg {
-			left := at
-			at = nil
-			if err := left.close(); err != nil {
+		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = programs.Assets, programs.Controller, programs.Storage, progress
+		if current == nil || current.cfg != cfg {
+			last := current
+			current = nil
+			if err := last.close(); err != nil {
 				return nil, err
 			}
-			if at, err = arrive(ctx, cfg); err != nil {
+			if current, err = newTestbed(ctx, cfg); err != nil {
 				return nil, err
 			}
 		}
-		more, err := part.measure(ctx, at, s, rounds)
+		more, err := part.measure(ctx, current, s, rounds)
 		if err != nil {
 			return nil, err
 		}
@@ -99,46 +81,46 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	return rows, nil
 }
 
-// place is a world in which everything is imported. Parts of the table that want the same world share it.
-type place struct {
-	*world.World
-	cfg   world.Config
-	first world.FirstImport
+// testbed is a ClusterSet whose importer has imported everything. Parts of the table with the same configuration share it.
+type testbed struct {
+	*simulation.ClusterSet
+	cfg   simulation.Config
+	first simulation.FirstImport
 }
 
-// arrive makes a world and lets its importer import everything.
-func arrive(ctx context.Context, cfg world.Config) (*place, error) {
-	w, err := world.New(ctx, cfg)
+// newTestbed starts a ClusterSet and waits until its importer has imported everything.
+func newTestbed(ctx context.Context, cfg simulation.Config) (*testbed, error) {
+	w, err := simulation.NewClusterSet(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	p := &place{World: w, cfg: cfg}
-	if p.first, err = w.FirstImport(ctx); err != nil {
+	b := &testbed{ClusterSet: w, cfg: cfg}
+	if b.first, err = w.FirstImport(ctx); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	return p, nil
+	return b, nil
 }
 
-// close ends the world, if there is one.
-func (p *place) close() error {
-	if p == nil {
+// close stops the ClusterSet. A nil testbed has none.
+func (b *testbed) close() error {
+	if b == nil {
 		return nil
 	}
-	return p.Close()
+	return b.Close()
 }
 
-// pair measures from a real exporter to a real importer, in turns with the bare relay.
-func pair(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
-	roads := []func(context.Context, float64, time.Duration) (world.Propagation, error){w.Churn, w.ChurnRelay}
+// pair measures the propagation from a real exporter to a real importer, alternately with the bare relay.
+func pair(ctx context.Context, b *testbed, s sizes, rounds int) ([]metric.Metric, error) {
+	churns := []func(context.Context, float64, time.Duration) (simulation.Propagation, error){b.Churn, b.ChurnRelay}
 	order := []int{0, 1}
-	var all [2][]world.Propagation
-	for round := range rounds + 1 { // round 0 warms up: connections, caches, the relay's first copies
+	var all [2][]simulation.Propagation
+	for round := range rounds + 1 { // round 0 warms up connections, caches and the relay's first copies
 		turn := s.turn
 		if round == 0 {
 			turn = min(turn, 5*time.Second)
 		}
 		for _, i := range order {
-			p, err := roads[i](ctx, s.pairRate, turn)
+			p, err := churns[i](ctx, s.pairRate, turn)
 			if err := errors.Join(err, arrived(p)); err != nil {
 				return nil, err
 			}
@@ -151,21 +133,21 @@ func pair(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, 
 	ours, relay := all[0], all[1]
 	name := fmt.Sprintf("exporter's watch event to importer's EndpointSlice, %d services, %g changes/s", s.pair.Exports, s.pairRate)
 	return []metric.Metric{
-		{Name: name + ": p50", Value: over(ours, p50), Unit: "ms", Bar: new(50.0), Better: metric.Lower, Limit: new(over(relay, p50))},
-		{Name: name + ": p99", Value: over(ours, p99), Unit: "ms", Bar: new(250.0), Better: metric.Lower, Limit: new(over(relay, p99))},
-		{Name: "the same p50 / that of a bare relay", Value: ratio(ours, relay, p50), Unit: "ratio", Better: metric.Lower, Limit: new(1.0)},
-		{Name: "the same p99 / that of a bare relay", Value: ratio(ours, relay, p99), Unit: "ratio", Better: metric.Lower, Limit: new(1.0)},
+		{Name: name + ": p50", Value: metric.MedianOf(ours, p50), Unit: "ms", Bar: new(50.0), Better: metric.Lower, Limit: new(metric.MedianOf(relay, p50))},
+		{Name: name + ": p99", Value: metric.MedianOf(ours, p99), Unit: "ms", Bar: new(250.0), Better: metric.Lower, Limit: new(metric.MedianOf(relay, p99))},
+		{Name: "the same p50 / that of a bare relay", Value: metric.MedianRatio(ours, relay, p50), Unit: "ratio", Better: metric.Lower, Limit: new(1.0)},
+		{Name: "the same p99 / that of a bare relay", Value: metric.MedianRatio(ours, relay, p99), Unit: "ratio", Better: metric.Lower, Limit: new(1.0)},
 	}, nil
 }
 
-// many measures one importer of many members that change all the time.
-func many(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
-	var times []world.Propagation
-	var loads []world.Load
+// many measures one importer of many members with continuous changes.
+func many(ctx context.Context, b *testbed, s sizes, rounds int) ([]metric.Metric, error) {
+	var times []simulation.Propagation
+	var loads []simulation.Load
 	for range rounds {
-		var p world.Propagation
-		load, err := w.Load(ctx, func(ctx context.Context) (err error) {
-			p, err = w.Churn(ctx, s.manyRate, s.turn)
+		var p simulation.Propagation
+		load, err := b.Load(ctx, func(ctx context.Context) (err error) {
+			p, err = b.Churn(ctx, s.manyRate, s.turn)
 			return errors.Join(err, arrived(p))
 		})
 		if err != nil {
@@ -175,36 +157,35 @@ func many(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, 
 	}
 	name := fmt.Sprintf("%d members, %d services x %d endpoints each, %g changes/s: ", s.many.Members, s.many.Exports, s.many.Endpoints, s.manyRate)
 	return []metric.Metric{
-		{Name: name + "p50", Value: over(times, p50), Unit: "ms", Better: metric.Lower},
-		{Name: name + "p99", Value: over(times, p99), Unit: "ms", Bar: new(1000.0), Better: metric.Lower},
-		{Name: name + "controller", Value: over(loads, cpu), Unit: "CPU", Better: metric.Lower},
-		{Name: name + "broker, etcd included", Value: over(loads, brokerCPU), Unit: "CPU", Better: metric.Lower},
-		{Name: name + "broker to controller", Value: over(loads, received), Unit: "kB/s", Better: metric.Lower},
-		{Name: name + "controller RSS", Value: over(loads, rss), Unit: "MiB", Better: metric.Lower},
+		{Name: name + "p50", Value: metric.MedianOf(times, p50), Unit: "ms", Better: metric.Lower},
+		{Name: name + "p99", Value: metric.MedianOf(times, p99), Unit: "ms", Bar: new(1000.0), Better: metric.Lower},
+		{Name: name + "controller", Value: metric.MedianOf(loads, cpu), Unit: "CPU", Better: metric.Lower},
+		{Name: name + "broker, etcd included", Value: metric.MedianOf(loads, brokerCPU), Unit: "CPU", Better: metric.Lower},
+		{Name: name + "broker to controller", Value: metric.MedianOf(loads, received), Unit: "kB/s", Better: metric.Lower},
+		{Name: name + "controller RSS", Value: metric.MedianOf(loads, rss), Unit: "MiB", Better: metric.Lower},
 	}, nil
 }
 
-// large measures what the number of Services and endpoints costs: to import them, to hold them at rest, and
-// to look at them again after a restart.
-func large(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
-	imports, peaks := []world.FirstImport{w.first}, []float64{mib(w.first.Load.Peak)}
+// large measures the cost of many Services and endpoints: their first import, the memory at rest, and a restart.
+func large(ctx context.Context, b *testbed, s sizes, rounds int) ([]metric.Metric, error) {
+	imports, peaks := []simulation.FirstImport{b.first}, []float64{mib(b.first.Load.Peak)}
 	for range min(rounds, s.imports) - 1 {
-		if err := w.ReplaceImporter(ctx); err != nil {
+		if err := b.ReplaceImporter(ctx); err != nil {
 			return nil, err
 		}
-		first, err := w.FirstImport(ctx)
+		first, err := b.FirstImport(ctx)
 		if err != nil {
 			return nil, err
 		}
 		imports, peaks = append(imports, first), append(peaks, mib(first.Load.Peak))
 	}
-	rest, err := w.Rest(ctx, s.rest)
+	rest, err := b.Rest(ctx, s.rest)
 	if err != nil {
 		return nil, err
 	}
 	var synced, written, held []float64
 	for range rounds {
-		r, err := w.Restart(ctx)
+		r, err := b.Restart(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -214,68 +195,49 @@ func large(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric,
 	services, endpoints := s.large.Services(), s.large.RemoteEndpoints()
 	minutes := rest.Took.Minutes()
 	return []metric.Metric{
-		{Name: fmt.Sprintf("controller RSS with %d remote endpoints of %d services, at most", endpoints, services), Value: slices.Max(peaks), Unit: "MiB", Bar: new(150.0), Better: metric.Lower},
-		{Name: "the same, after a restart", Value: metric.Median(held), Unit: "MiB", Better: metric.Lower},
-		{Name: fmt.Sprintf("first import of %d services, until all can be used", services), Value: over(imports, usable), Unit: "s", Bar: new(60.0), Better: metric.Lower},
-		{Name: "the same, until all statuses say so", Value: over(imports, reported), Unit: "s", Better: metric.Lower},
+		{Name: fmt.Sprintf("controller peak RSS with %d remote endpoints of %d services", endpoints, services), Value: slices.Max(peaks), Unit: "MiB", Bar: new(150.0), Better: metric.Lower},
+		{Name: "the same, RSS after a restart", Value: metric.Median(held), Unit: "MiB", Better: metric.Lower},
+		{Name: fmt.Sprintf("first import of %d services, until all are usable", services), Value: metric.MedianOf(imports, usable), Unit: "s", Bar: new(60.0), Better: metric.Lower},
+		{Name: "the same, until all statuses are written", Value: metric.MedianOf(imports, reported), Unit: "s", Better: metric.Lower},
 		{Name: fmt.Sprintf("restart to synced with %d services, nothing to write", services), Value: metric.Median(synced), Unit: "s", Bar: new(10.0), Better: metric.Lower},
 		{Name: "writes of a restart, to both API servers", Value: slices.Max(written), Unit: "writes", Better: metric.Lower},
 		{
-			Name: "writes at rest, to both API servers, Leases apart", Value: (world.Writes(rest.Importer.Requests) + world.Writes(rest.Broker.Requests)) / minutes,
+			Name: "writes at rest, to both API servers, Leases excluded", Value: (simulation.Writes(rest.Importer.Requests) + simulation.Writes(rest.Broker.Requests)) / minutes,
 			Unit: "1/min", Bar: new(0.0), Better: metric.Lower, Limit: new(0.0),
 		},
 		{Name: "controller at rest", Value: cpu(rest), Unit: "CPU", Better: metric.Lower},
 	}, nil
 }
 
-// wide measures the memory of as many endpoints in fewer Services.
-func wide(ctx context.Context, w *place, s sizes, _ int) ([]metric.Metric, error) {
-	r, err := w.Restart(ctx)
+// wide measures the memory of the same number of endpoints in fewer Services.
+func wide(ctx context.Context, b *testbed, s sizes, _ int) ([]metric.Metric, error) {
+	r, err := b.Restart(ctx)
 	if err != nil {
 		return nil, err
 	}
-	name := fmt.Sprintf("controller RSS with %d remote endpoints of %d services, at most", s.wide.RemoteEndpoints(), s.wide.Services())
-	return []metric.Metric{{Name: name, Value: mib(max(w.first.Load.Peak, r.Peak)), Unit: "MiB", Better: metric.Lower}}, nil
+	name := fmt.Sprintf("controller peak RSS with %d remote endpoints of %d services", s.wide.RemoteEndpoints(), s.wide.Services())
+	return []metric.Metric{{Name: name, Value: mib(max(b.first.Load.Peak, r.Peak)), Unit: "MiB", Better: metric.Lower}}, nil
 }
 
-// arrived makes it an error that changes never arrived: the times of the others would be worth nothing.
-func arrived(p world.Propagation) error {
+// arrived returns an error if a change never arrived. The times of the others would then mean nothing.
+func arrived(p simulation.Propagation) error {
 	if p.Missing > 0 {
 		return fmt.Errorf("%d of %d changes never arrived", p.Missing, p.Changes)
 	}
 	return nil
 }
 
-// What rows are made of.
-func p50(p world.Propagation) float64 { return ms(p.P50) }
-func p99(p world.Propagation) float64 { return ms(p.P99) }
-func ms(d time.Duration) float64      { return float64(d) / float64(time.Millisecond) }
-func mib(bytes int64) float64         { return float64(bytes) / (1 << 20) }
-func rss(l world.Load) float64        { return mib(l.Peak) }
-func cpu(l world.Load) float64        { return l.Controller.Seconds() / l.Took.Seconds() }
+// The values of rows.
+func p50(p simulation.Propagation) float64 { return metric.Milliseconds(p.P50) }
+func p99(p simulation.Propagation) float64 { return metric.Milliseconds(p.P99) }
+func mib(bytes int64) float64              { return float64(bytes) / (1 << 20) }
+func rss(l simulation.Load) float64        { return mib(l.Peak) }
+func cpu(l simulation.Load) float64        { return l.Controller.Seconds() / l.Took.Seconds() }
 
-func usable(f world.FirstImport) float64   { return f.Usable.Seconds() }
-func reported(f world.FirstImport) float64 { return f.Reported.Seconds() }
+func usable(f simulation.FirstImport) float64   { return f.Usable.Seconds() }
+func reported(f simulation.FirstImport) float64 { return f.Reported.Seconds() }
 
-func brokerCPU(l world.Load) float64 {
+func brokerCPU(l simulation.Load) float64 {
 	return (l.Broker.API + l.Broker.Etcd).Seconds() / l.Took.Seconds()
 }
-func received(l world.Load) float64 { return float64(l.Received) / 1e3 / l.Took.Seconds() }
-
-// over returns the median over the rounds.
-func over[T any](rounds []T, of func(T) float64) float64 {
-	var values []float64
-	for _, r := range rounds {
-		values = append(values, of(r))
-	}
-	return metric.Median(values)
-}
-
-// ratio returns the median over the rounds of a/b.
-func ratio[T any](a, b []T, of func(T) float64) float64 {
-	var values []float64
-	for i := range a {
-		values = append(values, of(a[i])/of(b[i]))
-	}
-	return metric.Median(values)
-}
+func received(l simulation.Load) float64 { return float64(l.Received) / 1e3 / l.Took.Seconds() }

@@ -17,42 +17,42 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 )
 
-// seldom is how many runs in a round are too few to say anything: of a program that the traffic does not meet.
-const seldom = 10
+// minRuns is the smallest number of runs per round that counts. Fewer mean that the traffic does not pass the program.
+const minRuns = 10
 
-// costs are nanoseconds per run of a BPF program, in each round: with all traffic but short connections, and with those,
-// of whose packets a part begins a flow.
+// costs are nanoseconds per run of a BPF program, one value per round. Short connections are counted apart, because a large
+// share of their packets opens a flow.
 type costs struct{ known, short runCosts }
 
 type runCosts map[program][]float64
 
-// program is a BPF program of one of our dataplanes, or of what they are held against.
+// program names a BPF program of a dataplane or of a baseline.
 type program struct{ plane, name string }
 
-// programCosts runs all kinds of traffic on our roads once more, round by round, while the kernel takes the time of
-// every BPF program, which itself costs some tens of nanoseconds a run.
+// programCosts runs all kinds of traffic again on the paths with BPF programs, while the kernel measures the run time of
+// every program. Measuring itself costs some tens of nanoseconds per run.
 func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
-		return c, fmt.Errorf("take the time of BPF programs: %w", err)
+		return c, fmt.Errorf("enable run time statistics of BPF programs: %w", err)
 	}
 	defer func() { err = errors.Join(err, stats.Close()) }()
-	empty, bare, err := b.layFloor()
+	empty, bare, err := b.attachEmptyPrograms()
 	if err != nil {
 		return c, err
 	}
 	defer func() { err = errors.Join(err, empty.Close()) }()
 	others := maps.Clone(b.references.programs)
 	maps.Copy(others, empty.programs)
-	roads := append(b.withPrograms(), bare)
+	paths := append(b.withPrograms(), bare)
 	short := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.name != shortTCP })
 	known := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.name == shortTCP })
 	c = costs{runCosts{}, runCosts{}}
 	for round := range rounds {
-		if err := b.takeCosts(ctx, known, roads, others, c.known); err != nil {
+		if err := b.takeCosts(ctx, known, paths, others, c.known); err != nil {
 			return c, err
 		}
-		if err := b.takeCosts(ctx, short, roads, others, c.short); err != nil {
+		if err := b.takeCosts(ctx, short, paths, others, c.short); err != nil {
 			return c, err
 		}
 		fmt.Fprintf(b.progress, "round %d/%d  run times of %d programs\n", round+1, rounds, len(c.short))
@@ -62,21 +62,21 @@ func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err er
 	}
 	for p := range others {
 		if c.known[p] == nil && c.short[p] == nil {
-			return c, fmt.Errorf("program %s of the %s was not called", p.name, p.plane)
+			return c, fmt.Errorf("program %s of %q was not called", p.name, p.plane)
 		}
 	}
 	return c, nil
 }
 
-// takeCosts adds what a run took of each program that kinds of traffic on roads met.
-func (b *testbed) takeCosts(ctx context.Context, kinds []kind, roads []road, others map[program]*ebpf.Program, c runCosts) error {
+// takeCosts runs kinds of traffic on paths and appends the cost per run of each program that they passed to c.
+func (b *testbed) takeCosts(ctx context.Context, kinds []kind, paths []path, others map[program]*ebpf.Program, c runCosts) error {
 	before, err := b.runTimes(others)
 	if err != nil {
 		return err
 	}
 	for _, k := range kinds {
-		if err := b.takeTurns(k, roads, func(_ int, r road) error {
-			_, err := b.travel(ctx, k, r)
+		if err := b.takeTurns(k, paths, func(_ int, via path) error {
+			_, err := b.runPhase(ctx, k, via)
 			return err
 		}); err != nil {
 			return err
@@ -87,31 +87,31 @@ func (b *testbed) takeCosts(ctx context.Context, kinds []kind, roads []road, oth
 		return err
 	}
 	for p, a := range after {
-		if runs := a.count - before[p].count; runs >= seldom {
+		if runs := a.count - before[p].count; runs >= minRuns {
 			c[p] = append(c[p], (a.ns-before[p].ns)/runs)
 		}
 	}
 	return nil
 }
 
-// withPrograms are the roads with programs of ours or of a reference.
-func (b *testbed) withPrograms() []road {
-	return slices.DeleteFunc(slices.Clone(b.roads), func(r road) bool {
-		return !slices.ContainsFunc(b.planes, func(p plane) bool { return p.name == r.name }) &&
-			!slices.Contains([]string{leastSocket, leastStorage, leastSlow, leastFast, redirected}, r.name)
+// withPrograms returns the paths with programs of Isthmus or of a reference.
+func (b *testbed) withPrograms() []path {
+	return slices.DeleteFunc(slices.Clone(b.paths), func(via path) bool {
+		return !slices.ContainsFunc(b.planes, func(p plane) bool { return p.name == via.name }) &&
+			!slices.Contains([]string{referenceSocket, referenceStorage, referenceSlow, referenceFast, redirected}, via.name)
 	})
 }
 
-// runTime is what a program took so far.
+// runTime is the number of runs of a program and their total time.
 type runTime struct{ count, ns float64 }
 
-// runTimes asks the kernel about the programs of all of our dataplanes, and about others.
+// runTimes reads the statistics of the programs of all dataplanes, and of others.
 func (b *testbed) runTimes(others map[program]*ebpf.Program) (map[program]runTime, error) {
 	times := map[program]runTime{}
 	for name, p := range others {
 		stats, err := p.Stats()
 		if err != nil {
-			return nil, fmt.Errorf("ask for program %s: %w", name.name, err)
+			return nil, fmt.Errorf("read the statistics of program %s: %w", name.name, err)
 		}
 		times[name] = runTime{float64(stats.RunCount), float64(stats.Runtime)}
 	}
@@ -124,7 +124,7 @@ func (b *testbed) runTimes(others map[program]*ebpf.Program) (map[program]runTim
 			defer prog.Close()
 			stats, err := prog.Stats()
 			if err != nil {
-				return fmt.Errorf("ask for program %s: %w", path, err)
+				return fmt.Errorf("read the statistics of program %s: %w", path, err)
 			}
 			times[program{p.name, filepath.Base(path)}] = runTime{float64(stats.RunCount), float64(stats.Runtime)}
 			return nil
@@ -135,44 +135,44 @@ func (b *testbed) runTimes(others map[program]*ebpf.Program) (map[program]runTim
 	return times, nil
 }
 
-// least names the reference of a program of ours, or the empty program where ours leaves alone what it meets.
-func least(p program) (program, bool) {
+// referenceOf returns the reference of a program. It is the empty program for one that only passes traffic on.
+func referenceOf(p program) (program, bool) {
 	socket := p.plane == socketOne || p.plane == socketMany
 	switch {
 	case socket && p.name == "connect4":
-		return program{leastSocket, p.name}, true
+		return program{referenceSocket, p.name}, true
 	case socket && p.name == "recvmsg4":
-		return program{floor, p.name}, true
+		return program{emptyProgram, p.name}, true
 	case p.plane == packetSlow && (p.name == reference.FromClient || p.name == reference.ToClient):
-		return program{leastSlow, p.name}, true
+		return program{referenceSlow, p.name}, true
 	case p.plane == packetFast && (p.name == reference.FromClient || p.name == reference.FromNetwork):
-		return program{leastFast, p.name}, true
+		return program{referenceFast, p.name}, true
 	case p.plane == packetSlow || p.plane == packetFast:
-		return program{floor, "classifier"}, true
+		return program{emptyProgram, "classifier"}, true
 	}
 	return program{}, false
 }
 
-// The bars in nanoseconds were set on a machine on which a connect that remembers its VIP with the socket took 473 at
-// least, and translating a packet about 90. What they allow over that holds on any machine.
+// The bars in nanoseconds were set on a machine whose references took 473 ns for a connect with socket storage, and about
+// 90 ns for the translation of a packet. The ratio of bar and reference applies to any machine.
 const (
-	connectBar, connectLeast = 500.0, 473.0
-	packetBar, packetLeast   = 150.0, 90.0
+	connectBar, connectReference = 500.0, 473.0
+	packetBar, packetReference   = 150.0, 90.0
 )
 
-// costRows are the rows about programs: of packets those of known flows, which the bars are about, and then those of
-// short connections; of sockets only these, where they call the program at all.
+// costRows returns the rows about programs. Packet programs have rows with known flows, which the bars apply to, and rows with
+// short connections. Socket programs have the latter only, unless short connections do not call them.
 func costRows(c costs) []metric.Metric {
 	var rows, ratios []metric.Metric
 	for _, p := range c.known.programs() {
 		if p.ofSockets() && c.short[p] != nil {
 			continue
 		}
-		row := c.known.row(p, "a run")
-		if l, ok := least(p); ok && !p.ofSockets() {
+		row := c.known.row(p, "per run")
+		if l, ok := referenceOf(p); ok && !p.ofSockets() {
 			row.Bar, row.Why = new(packetBar), slower(c.known.packetFactor(), packetBar)
-			if l.plane != floor {
-				ratios = append(ratios, c.known.ratioRow(p, l, new(packetBar/packetLeast)))
+			if l.plane != emptyProgram {
+				ratios = append(ratios, c.known.ratioRow(p, l, new(packetBar/packetReference)))
 			}
 		}
 		rows = append(rows, row)
@@ -180,43 +180,43 @@ func costRows(c costs) []metric.Metric {
 	for _, p := range c.short.programs() {
 		switch {
 		case p.plane == socketOne && p.name == "connect4":
-			row := c.short.row(p, "a run")
+			row := c.short.row(p, "per run")
 			row.Bar, row.Why = new(connectBar), slower(c.short.connectFactor(), connectBar)
 			rows = append(rows, row)
-			ratios = append(ratios, c.short.ratioRow(p, program{leastStorage, p.name}, new(connectBar/connectLeast)), c.short.ratioRow(p, program{leastSocket, p.name}, nil))
+			ratios = append(ratios, c.short.ratioRow(p, program{referenceStorage, p.name}, new(connectBar/connectReference)), c.short.ratioRow(p, program{referenceSocket, p.name}, nil))
 		case p.ofSockets():
-			rows = append(rows, c.short.row(p, "a run"))
+			rows = append(rows, c.short.row(p, "per run"))
 		default:
-			rows = append(rows, c.short.row(p, "a run with short connections"))
+			rows = append(rows, c.short.row(p, "per run with short connections"))
 		}
 	}
 	return slices.Concat(rows, ratios, []metric.Metric{
-		{Name: "BPF, this machine / that of the bars in ns: the least of connect4 with socket storage", Value: c.short.connectFactor(), Unit: "ratio", Better: metric.Lower},
-		{Name: "BPF, this machine / that of the bars in ns: the least of a packet", Value: c.known.packetFactor(), Unit: "ratio", Better: metric.Lower},
+		{Name: "BPF, this machine / the one of the bars in ns: reference connect4 with socket storage", Value: c.short.connectFactor(), Unit: "ratio", Better: metric.Lower},
+		{Name: "BPF, this machine / the one of the bars in ns: reference packet translation", Value: c.known.packetFactor(), Unit: "ratio", Better: metric.Lower},
 	})
 }
 
-// ofSockets reports whether a program is called for operations of sockets, and not for packets.
+// ofSockets reports whether a program runs for socket operations rather than for packets.
 func (p program) ofSockets() bool {
-	return slices.Contains([]string{socketOne, socketMany, leastSocket, leastStorage}, p.plane) || p.plane == floor && p.name != "classifier"
+	return slices.Contains([]string{socketOne, socketMany, referenceSocket, referenceStorage}, p.plane) || p.plane == emptyProgram && p.name != "classifier"
 }
 
-// slower says what a bar in nanoseconds comes to on this machine, which takes factor times as long as that of the bar.
+// slower explains a missed bar in nanoseconds on a machine whose references take factor times as long.
 func slower(factor, bar float64) string {
-	return fmt.Sprintf("for the least that can be done this machine takes %.1f times as long as that of the bar, so %.0f ns are its like here", factor, factor*bar)
+	return fmt.Sprintf("the reference takes %.1f times as long here as on the machine that set the bar, so the equivalent bar here is %.0f ns", factor, factor*bar)
 }
 
-// connectFactor is how much slower this machine is than the one that connect's bar was set on.
+// connectFactor returns how many times as long the connect reference takes here as on the machine that set the bar.
 func (c runCosts) connectFactor() float64 {
-	return c.of(program{leastStorage, "connect4"}) / connectLeast
+	return c.of(program{referenceStorage, "connect4"}) / connectReference
 }
 
-// packetFactor is how much slower this machine is than the one that packets' bar was set on.
+// packetFactor returns how many times as long the packet references take here as on the machine that set the bar.
 func (c runCosts) packetFactor() float64 {
 	return metric.Median([]float64{
-		c.of(program{leastSlow, reference.FromClient}), c.of(program{leastSlow, reference.ToClient}),
-		c.of(program{leastFast, reference.FromClient}), c.of(program{leastFast, reference.FromNetwork}),
-	}) / packetLeast
+		c.of(program{referenceSlow, reference.FromClient}), c.of(program{referenceSlow, reference.ToClient}),
+		c.of(program{referenceFast, reference.FromClient}), c.of(program{referenceFast, reference.FromNetwork}),
+	}) / packetReference
 }
 
 // programs returns all programs, sorted.
@@ -226,13 +226,13 @@ func (c runCosts) programs() []program {
 	})
 }
 
-// of is what a run takes.
+// of returns the median cost of a run.
 func (c runCosts) of(p program) float64 { return metric.Median(slices.Clone(c[p])) }
 
-// row is about one program; what says which runs are meant.
+// row returns the row of one program; what names the runs that it covers.
 func (c runCosts) row(p program, what string) metric.Metric {
 	row := metric.Metric{Name: "BPF, " + p.plane + ": " + p.name + ", " + what, Value: c.of(p), Unit: "ns", Better: metric.Lower}
-	if l, ok := least(p); ok && c[l] != nil {
+	if l, ok := referenceOf(p); ok && c[l] != nil {
 		row.Limit = new(c.of(l))
 	}
 	return row

@@ -1,13 +1,13 @@
-// Package dataplane measures what a VIP costs: the same traffic straight to a backend, by the ways of Isthmus
-// and by those of others, from a client through two routers to a backend, all in network namespaces of this
-// process.
+// Package dataplane measures the cost of a VIP. It sends the same traffic to a backend directly, through the dataplanes of
+// Isthmus, and through those of other implementations. Traffic passes from a client through two routers to a backend, all in
+// network namespaces of this process.
 //
-// How it measures decides whether the numbers mean anything. Client and server are two threads on one
-// CPU, since waking another CPU costs more than what is measured; so the time of an operation is the whole
-// cost of its path. Every phase on a road has one on the direct road right beside it, and a row is the median of the
-// ratios of such pairs, of all rounds: what else the machine does falls on both. Every road but those by which a socket
-// itself finds the backend has a client and a first router of its own, alike but for what translates there: what one peer
-// loads into a kernel's hooks, such as connection tracking, costs no other.
+// Client and server are two threads on one CPU, because waking another CPU costs more than the difference to be measured. The
+// time of an operation is therefore the whole cost of its path. Each phase on a path runs right beside a phase on the direct
+// path. A row is the median of the ratios of these pairs over all rounds, so other load on the machine affects both sides.
+//
+// A path whose node translates packets has a client and a first router of its own. The modules that one peer loads into a
+// network namespace's hooks, such as connection tracking, then slow down no other path.
 package dataplane
 
 import (
@@ -26,25 +26,25 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 )
 
-// sizes are how large and how long everything is.
+// sizes are the dimensions and durations of a run.
 type sizes struct {
 	one, many services.Set
-	// phase is how long one kind of traffic runs on one road at a stretch: short, because what else the machine does
-	// comes and goes, and spoils the fewer of many pairs the shorter they are.
+	// phase is the time that one kind of traffic runs on one path without a break. Short phases are better: other load on the
+	// machine comes in bursts, and a burst spoils fewer pairs when pairs are short.
 	phase time.Duration
-	// turns is how often within a round each road is compared with the direct one, but for kinds that want more.
+	// turns is the number of pairs per path and round; kind.turnFactor multiplies it.
 	turns int
 }
 
-// promised is what the bars are about.
+// promised are the sizes that the bars apply to.
 var promised = sizes{
 	one: services.Set{Services: 1, Endpoints: 10}, many: services.Set{Services: 10_000, Endpoints: 10},
 	phase: 4 * time.Millisecond, turns: 60,
 }
 
-// Run measures for the given number of rounds and returns the rows of the table. It needs root. Nothing
-// of it outlives the call: cgroups, BPF filesystems and namespaces are its own. Before the first round it
-// takes some minutes, which are kube-proxy's.
+// Run measures for the given number of rounds and returns the rows of the table. It needs root. It creates its own cgroups,
+// BPF filesystems and network namespaces, and removes them before it returns. The first round starts after some minutes,
+// which kube-proxy needs to program its rules.
 func Run(ctx context.Context, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
 	return run(ctx, promised, rounds, progress)
 }
@@ -69,14 +69,14 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	return slices.Concat(trafficRows(all), costRows(costs), b.sizeRows()), nil
 }
 
-// sample is what one phase took, per operation.
+// sample is the cost of one operation in a phase.
 type sample struct {
 	cpu  time.Duration // of client and server together
 	p50  time.Duration // of the round trip
 	mean time.Duration // of the time between two operations' ends
 }
 
-// newSample is of a phase in which there must have been an operation. It sorts trips, the operations' times.
+// newSample returns the sample of a phase from the times of its operations, of which there is at least one. It sorts trips.
 func newSample(cpu time.Duration, trips []time.Duration) sample {
 	var sum time.Duration
 	for _, d := range trips {
@@ -87,20 +87,20 @@ func newSample(cpu time.Duration, trips []time.Duration) sample {
 	return sample{cpu: cpu / n, p50: trips[n/2], mean: sum / n}
 }
 
-// pair is a phase on a road and one on the direct road, one right after the other.
-type pair struct{ road, direct sample }
+// pair is a phase on a path and the phase on the direct path right beside it.
+type pair struct{ path, direct sample }
 
-// pairs are indexed by kind of traffic and road.
+// pairs are indexed by kind of traffic and path.
 type pairs map[string]map[string][]pair
 
-// measure runs all kinds of traffic on all roads, round by round.
+// measure runs all kinds of traffic on all paths, round by round.
 func (b *testbed) measure(ctx context.Context, rounds int) (pairs, error) {
-	// One thread for each of two blocking loops, with a spare one so that the runtime leaves these two
-	// alone; and no garbage collection in between.
+	// Two blocking loops need a thread each. Spare threads keep the runtime off these two. Garbage is collected only between
+	// rounds.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(4, runtime.NumCPU())))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	all := pairs{}
-	for round := range rounds + 1 { // round 0 warms up: neighbours, routes, sockets' memory
+	for round := range rounds + 1 { // round 0 warms up neighbours, routes and socket memory
 		for _, k := range kinds {
 			found, err := b.compare(ctx, k)
 			if err != nil {
@@ -112,13 +112,13 @@ func (b *testbed) measure(ctx context.Context, rounds int) (pairs, error) {
 			if all[k.name] == nil {
 				all[k.name] = map[string][]pair{}
 			}
-			for _, r := range b.roads {
-				if found[r.name] == nil {
+			for _, via := range b.paths {
+				if found[via.name] == nil {
 					continue
 				}
-				all[k.name][r.name] = append(all[k.name][r.name], found[r.name]...)
-				fmt.Fprintf(b.progress, "round %d/%d  %-24s %-42s / direct: cpu %.3f  p50 %.3f\n", round, rounds, k.name, r.name,
-					medianRatio(found[r.name], cpu), medianRatio(found[r.name], p50))
+				all[k.name][via.name] = append(all[k.name][via.name], found[via.name]...)
+				fmt.Fprintf(b.progress, "round %d/%d  %-24s %-42s / direct: cpu %.3f  p50 %.3f\n", round, rounds, k.name, via.name,
+					medianRatio(found[via.name], cpu), medianRatio(found[via.name], p50))
 			}
 		}
 		runtime.GC()
@@ -126,36 +126,36 @@ func (b *testbed) measure(ctx context.Context, rounds int) (pairs, error) {
 	return all, nil
 }
 
-// compare runs one kind of traffic by turns on each road where it goes and on the direct one, which is the first of
-// all. Which of them begins changes from turn to turn, and so does the order of the roads. The result is indexed by road.
+// compare runs one kind of traffic alternately on each path that it can take and on the direct path, which is the first of
+// b.paths. Each turn swaps the order within a pair and reverses the order of the paths. The result is indexed by path.
 func (b *testbed) compare(ctx context.Context, k kind) (map[string][]pair, error) {
 	found := map[string][]pair{}
-	base := b.roads[0]
-	err := b.takeTurns(k, b.roads[1:], func(turn int, r road) error {
+	base := b.paths[0]
+	err := b.takeTurns(k, b.paths[1:], func(turn int, via path) error {
 		var p pair
 		for i := range 2 {
-			on, took := r, &p.road
+			on, took := via, &p.path
 			if (i+turn)%2 == 0 {
 				on, took = base, &p.direct
 			}
 			var err error
-			if *took, err = b.travel(ctx, k, on); err != nil {
+			if *took, err = b.runPhase(ctx, k, on); err != nil {
 				return err
 			}
 		}
-		found[r.name] = append(found[r.name], p)
+		found[via.name] = append(found[via.name], p)
 		return nil
 	})
 	return found, err
 }
 
-// takeTurns calls do for each of roads where a kind of traffic goes, turn by turn, there and back.
-func (b *testbed) takeTurns(k kind, roads []road, do func(turn int, r road) error) error {
-	order := slices.DeleteFunc(slices.Clone(roads), func(r road) bool { return !k.goes(r) })
-	for turn := range b.turns * k.often {
-		for _, r := range order {
-			if err := do(turn, r); err != nil {
-				return fmt.Errorf("%s on the road %s: %w", k.name, r.name, err)
+// takeTurns calls do once per turn for each path that a kind of traffic can take. Each turn reverses the order of the paths.
+func (b *testbed) takeTurns(k kind, paths []path, do func(turn int, via path) error) error {
+	order := slices.DeleteFunc(slices.Clone(paths), func(via path) bool { return !k.reaches(via) })
+	for turn := range b.turns * k.turnFactor {
+		for _, via := range order {
+			if err := do(turn, via); err != nil {
+				return fmt.Errorf("%s on the path %q: %w", k.name, via.name, err)
 			}
 		}
 		slices.Reverse(order)
@@ -163,16 +163,16 @@ func (b *testbed) takeTurns(k kind, roads []road, do func(turn int, r road) erro
 	return nil
 }
 
-// travel is one phase: its sockets belong to the cgroup of the road, or to one that no program looks at. To be in one
-// costs a connection about a hundredth, and every pod is.
-func (b *testbed) travel(ctx context.Context, k kind, r road) (s sample, err error) {
-	cgroup := cmp.Or(r.cgroup, b.bare)
+// runPhase runs one phase with its sockets in the cgroup of the path, or in a cgroup without programs. Every pod is in a
+// cgroup, and membership alone costs a connection about 1 %.
+func (b *testbed) runPhase(ctx context.Context, k kind, via path) (s sample, err error) {
+	cgroup := cmp.Or(via.cgroup, b.bare)
 	if err := cgroup.Enter(); err != nil {
 		return sample{}, err
 	}
 	defer func() { err = errors.Join(err, cgroup.Leave()) }()
-	err = r.lane.client.Do(func() error {
-		s, err = k.run(ctx, r.to, b.phase)
+	err = via.lane.client.Do(func() error {
+		s, err = k.run(ctx, via.to, b.phase)
 		return err
 	})
 	return s, err

@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
 
-// One small round, to see that every road leads to the backend and every row comes out; what the rows say is
-// for a quiet machine.
+// TestRun runs one small round: every path reaches the backend and every row has a value. The values only mean something on a
+// quiet machine.
 func TestRun(t *testing.T) {
 	netlab.Privileged(t)
 	small := sizes{
@@ -30,7 +30,7 @@ func TestRun(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range rows {
 		if seen[r.Name] {
-			t.Errorf("two rows %q", r.Name)
+			t.Errorf("two rows are named %q", r.Name)
 		}
 		seen[r.Name] = true
 		if r.Value <= 0 && r.Better == metric.Lower || r.Unit == "ratio" && r.Value > 100 {
@@ -44,17 +44,17 @@ func TestRun(t *testing.T) {
 		"packet fast path: share of kube-proxy's added CPU removed",
 		"packet fast path at 10,000 services: CPU per short TCP connection / redirected, no load balancer",
 		"packet fast path at 10,000 services: UDP with 32 in flight, replies / redirected, no load balancer",
-		"BPF, socket path: connect4, a run",
-		"BPF, socket path, many: recvmsg4, a run",
-		"BPF, packet slow path: from_client, a run",
-		"BPF, packet slow path: from_client, a run with short connections",
-		"BPF, empty program: connect4, a run",
-		"BPF, empty program: classifier, a run",
+		"BPF, socket path: connect4, per run",
+		"BPF, socket path, many: recvmsg4, per run",
+		"BPF, packet slow path: from_client, per run",
+		"BPF, packet slow path: from_client, per run with short connections",
+		"BPF, empty program: connect4, per run",
+		"BPF, empty program: classifier, per run",
 		"BPF, socket path: connect4 / reference, socket path with socket storage",
 		"BPF, socket path: connect4 / reference, socket path",
 		"BPF, packet slow path: to_client / reference, packet slow path",
 		"BPF, packet fast path: from_network / reference, packet fast path",
-		"BPF, packet fast path: from_network, a run",
+		"BPF, packet fast path: from_network, per run",
 		"one endpoint moves at 20 x 3, snapshot to maps, p99",
 		"kernel: memory of all maps at 20 x 3",
 		"isthmus-agent: memory at 20 x 3, at rest",
@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// taken are pairs that took so many microseconds of CPU, on the road and directly.
+// taken returns pairs with the given microseconds of CPU, on the path and on the direct path.
 func taken(us ...[2]int) []pair {
 	var found []pair
 	for _, u := range us {
@@ -74,7 +74,7 @@ func taken(us ...[2]int) []pair {
 	return found
 }
 
-// The ratio is taken pair by pair: a time that is slow on both roads does not count twice.
+// The ratio is taken pair by pair: a burst that slows down both paths does not count twice.
 func TestMedianRatio(t *testing.T) {
 	found := taken([2]int{110, 100}, [2]int{1100, 1000}, [2]int{330, 100}, [2]int{100, 100})
 	if got := medianRatio(found, cpu); got != 1.1 {
@@ -87,16 +87,16 @@ func TestMedianRatio(t *testing.T) {
 
 func TestShare(t *testing.T) {
 	if got := share(taken([2]int{101, 100}), taken([2]int{220, 200}), cpu); math.Abs(got-0.9) > 1e-9 {
-		t.Errorf("share %v, want 0.9: it adds a tenth of what the peer adds", got)
+		t.Errorf("share %v, want 0.9: it adds a tenth of the peer's cost", got)
 	}
 }
 
-// Roads take turns there and back, but where this kind of traffic does not go.
+// Each turn reverses the order of the paths, and skips those that this kind of traffic cannot take.
 func TestTakeTurns(t *testing.T) {
 	b := &testbed{sizes: sizes{turns: 1}}
 	var order []string
-	err := b.takeTurns(kind{name: rrUDPUnconnected, often: 3}, []road{{name: "a"}, {name: "b"}, {name: "c", connected: true}}, func(turn int, r road) error {
-		order = append(order, fmt.Sprint(turn, r.name))
+	err := b.takeTurns(kind{name: rrUDPUnconnected, turnFactor: 3}, []path{{name: "a"}, {name: "b"}, {name: "c", connected: true}}, func(turn int, via path) error {
+		order = append(order, fmt.Sprint(turn, via.name))
 		return nil
 	})
 	if want := []string{"0a", "0b", "1b", "1a", "2a", "2b"}; err != nil || !slices.Equal(order, want) {
@@ -110,28 +110,28 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// A program is compared with its reference round by round, and with an empty one where it leaves alone what it meets.
+// A program is compared with its reference round by round, or with the empty program if it only passes traffic on.
 func TestCostRows(t *testing.T) {
 	c := costs{known: runCosts{
-		{floor, "classifier"}: {10, 10, 10}, {leastSlow, "from_client"}: {90, 90, 90}, {leastSlow, "to_client"}: {90, 90, 90},
-		{leastFast, "from_client"}: {180, 180, 180}, {leastFast, "from_network"}: {180, 180, 180},
+		{emptyProgram, "classifier"}: {10, 10, 10}, {referenceSlow, "from_client"}: {90, 90, 90}, {referenceSlow, "to_client"}: {90, 90, 90},
+		{referenceFast, "from_client"}: {180, 180, 180}, {referenceFast, "from_network"}: {180, 180, 180},
 		{packetSlow, "to_client"}: {135, 900, 120}, {packetSlow, "to_network"}: {12, 12, 12}, {socketOne, "connect4"}: {1, 1, 1},
-		{socketOne, "recvmsg4"}: {20, 20, 20}, {floor, "recvmsg4"}: {5, 5, 5},
+		{socketOne, "recvmsg4"}: {20, 20, 20}, {emptyProgram, "recvmsg4"}: {5, 5, 5},
 	}, short: runCosts{
-		{leastSocket, "connect4"}: {100, 100, 100}, {leastStorage, "connect4"}: {473, 946, 473}, {socketOne, "connect4"}: {200, 1892, 400},
-		{leastSlow, "to_client"}: {95, 95, 95}, {packetSlow, "to_client"}: {300, 300, 300},
+		{referenceSocket, "connect4"}: {100, 100, 100}, {referenceStorage, "connect4"}: {473, 946, 473}, {socketOne, "connect4"}: {200, 1892, 400},
+		{referenceSlow, "to_client"}: {95, 95, 95}, {packetSlow, "to_client"}: {300, 300, 300},
 	}}
 	want := map[string]struct{ value, limit float64 }{
-		"BPF, socket path: connect4, a run":                                                     {400, 100},
-		"BPF, socket path: recvmsg4, a run":                                                     {20, 5},
+		"BPF, socket path: connect4, per run":                                                   {400, 100},
+		"BPF, socket path: recvmsg4, per run":                                                   {20, 5},
 		"BPF, socket path: connect4 / reference, socket path":                                   {4, 1},
 		"BPF, socket path: connect4 / reference, socket path with socket storage":               {400.0 / 473, 1},
-		"BPF, packet slow path: to_client, a run":                                               {135, 90},
-		"BPF, packet slow path: to_client, a run with short connections":                        {300, 95},
+		"BPF, packet slow path: to_client, per run":                                             {135, 90},
+		"BPF, packet slow path: to_client, per run with short connections":                      {300, 95},
 		"BPF, packet slow path: to_client / reference, packet slow path":                        {1.5, 1},
-		"BPF, packet slow path: to_network, a run":                                              {12, 10},
-		"BPF, this machine / that of the bars in ns: the least of a packet":                     {1.5, 0},
-		"BPF, this machine / that of the bars in ns: the least of connect4 with socket storage": {1, 0},
+		"BPF, packet slow path: to_network, per run":                                            {12, 10},
+		"BPF, this machine / the one of the bars in ns: reference packet translation":           {1.5, 0},
+		"BPF, this machine / the one of the bars in ns: reference connect4 with socket storage": {1, 0},
 	}
 	for _, r := range costRows(c) {
 		w, ok := want[r.Name]

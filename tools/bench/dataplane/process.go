@@ -29,18 +29,18 @@ import (
 )
 
 const (
-	// restartLimit is how long the agent may take to serve what it reads from a folder.
+	// restartLimit is the time that the agent has to become ready with the manifests of a folder.
 	restartLimit = 5 * time.Minute
-	// rest is for how long its memory must stay as it is until it counts.
+	// rest is the time that the agent's memory must stay the same before it counts.
 	rest = 5 * time.Second
 )
 
-// process is what many Services took of isthmus-agent itself, source and DNS included, over a dataplane that holds
-// them already.
+// process is the cost of many Services to isthmus-agent itself, source and DNS included. The dataplane holds the Services
+// already.
 type process struct {
 	ready time.Duration // from its start until it was ready, most of it reading manifests
 	rss   int64         // resident memory once it is at rest, bytes
-	anon  int64         // the part of it that no file backs, bytes
+	anon  int64         // its anonymous part, bytes
 }
 
 // measureProcess runs isthmus-agent on manifests of many Services.
@@ -82,7 +82,7 @@ func (b *testbed) measureProcess(ctx context.Context, cfg agent.Config) (err err
 	}
 	b.process.ready = time.Since(begin)
 	if writes, err := metricOf(ctx, http, "isthmus_agent_map_writes_total"); err != nil || writes != 0 {
-		return errors.Join(fmt.Errorf("it wrote %g entries of maps that held all of them", writes), err)
+		return errors.Join(fmt.Errorf("it wrote %g map entries, although the maps held all of them", writes), err)
 	}
 	since := time.Now()
 	err = poll(ctx, restartLimit, func() (bool, error) {
@@ -95,11 +95,11 @@ func (b *testbed) measureProcess(ctx context.Context, cfg agent.Config) (err err
 	if err != nil {
 		return fmt.Errorf("wait until its memory is at rest: %w", err)
 	}
-	fmt.Fprintf(b.progress, "isthmus-agent took them over in %.1fs\n", b.process.ready.Seconds())
+	fmt.Fprintf(b.progress, "isthmus-agent adopted them in %.1fs\n", b.process.ready.Seconds())
 	return nil
 }
 
-// poll asks done until it says so, for at most limit.
+// poll calls done until it returns true, for at most limit.
 func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -117,7 +117,7 @@ func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) e
 	}
 }
 
-// writeManifests writes snap into files of dir as the objects that a member's API server has for it.
+// writeManifests writes snap to files in dir, as the objects that a member's API server has for it.
 func writeManifests(dir string, snap *clusterset.Snapshot) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
@@ -176,7 +176,7 @@ func get(ctx context.Context, url string) (*http.Response, error) {
 	return http.DefaultClient.Do(req)
 }
 
-// isReady reports whether the agent at address says so; one that does not listen yet is not.
+// isReady reports whether the agent at address is ready. An agent that does not listen yet is not.
 func isReady(ctx context.Context, address string) bool {
 	resp, err := get(ctx, "http://"+address+"/readyz")
 	if err != nil {
@@ -186,7 +186,7 @@ func isReady(ctx context.Context, address string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// metricOf returns a metric without labels of the agent at address.
+// metricOf returns the value of a metric without labels from the agent at address.
 func metricOf(ctx context.Context, address, name string) (float64, error) {
 	resp, err := get(ctx, "http://"+address+"/metrics")
 	if err != nil {
@@ -204,7 +204,7 @@ func metricOf(ctx context.Context, address, name string) (float64, error) {
 	return 0, errors.Join(fmt.Errorf("the agent has no metric %s", name), lines.Err())
 }
 
-// residentMemory returns the resident memory of a process, and the part of it that no file backs, in bytes.
+// residentMemory returns the resident memory of a process, and its anonymous part, in bytes.
 func residentMemory(pid int) (rss, anon int64, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

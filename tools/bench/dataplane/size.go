@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
-// size is what many Services took of an agent in a process of its own (program atsize) and of the kernel.
+// size is the cost of many Services to an agent in a separate process (program atsize) and to the kernel.
 type size struct {
 	Program []time.Duration // from an empty dataplane, each time
 	Moves   []time.Duration // one endpoint each, sorted
@@ -27,7 +27,7 @@ type size struct {
 	maps    uint64          // memory of all maps, bytes
 }
 
-// measureSize programs many Services, and leaves them there.
+// measureSize programs many Services and leaves them in place.
 func (b *testbed) measureSize(ctx context.Context, cfg agent.Config) error {
 	program := filepath.Join(b.dir, "atsize")
 	build := compile.Go(ctx, "build", "-o", program, "github.com/isthmus-net/isthmus/tools/bench/dataplane/atsize")
@@ -43,7 +43,7 @@ func (b *testbed) measureSize(ctx context.Context, cfg agent.Config) error {
 		return fmt.Errorf("program %d Services: %w", b.many.Services, err)
 	}
 	if err := json.Unmarshal(out, &b.size); err != nil {
-		return fmt.Errorf("read what atsize says: %w", err)
+		return fmt.Errorf("read the report of atsize: %w", err)
 	}
 	if b.size.maps, err = mapMemory(cfg.BPFFS); err != nil {
 		return err
@@ -63,7 +63,7 @@ func mapMemory(dir string) (total uint64, err error) {
 		defer m.Close()
 		about, err := m.Info()
 		if err != nil {
-			return fmt.Errorf("ask for map %s: %w", path, err)
+			return fmt.Errorf("read the info of map %s: %w", path, err)
 		}
 		memory, _ := about.Memlock() // an empty one may have none
 		total += memory
@@ -72,7 +72,7 @@ func mapMemory(dir string) (total uint64, err error) {
 	return total, err
 }
 
-// eachPin calls f for every pin below dir.
+// eachPin calls f with the path of every pin below dir.
 func eachPin(dir string, f func(path string) error) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -82,7 +82,7 @@ func eachPin(dir string, f func(path string) error) error {
 	})
 }
 
-// sizeRows are the rows about many Services.
+// sizeRows returns the rows about many Services.
 func (b *testbed) sizeRows() []metric.Metric {
 	at := fmt.Sprintf("%d x %d", b.many.Services, b.many.Endpoints)
 	seconds := make([]float64, len(b.size.Program))
@@ -95,15 +95,15 @@ func (b *testbed) sizeRows() []metric.Metric {
 	mib := func(bytes float64) float64 { return bytes / (1 << 20) }
 	rows := []metric.Metric{
 		{Name: "program " + at + " from a snapshot", Value: metric.Median(seconds), Unit: "s", Bar: new(0.4)},
-		{Name: "the first time, in a new process", Value: b.size.Program[0].Seconds(), Unit: "s"},
+		{Name: "the same, first time in a new process", Value: b.size.Program[0].Seconds(), Unit: "s"},
 		{Name: "one endpoint moves at " + at + ", snapshot to maps, p99", Value: percentile(99), Unit: "ms", Bar: new(20.0)},
 		{Name: "one endpoint moves at " + at + ", snapshot to maps, p50", Value: percentile(50), Unit: "ms"},
 		{Name: "isthmus-agent: memory at " + at + ", at rest", Value: mib(float64(b.process.rss)), Unit: "MiB", Bar: new(100.0)},
-		{Name: "isthmus-agent: of it not of its file", Value: mib(float64(b.process.anon)), Unit: "MiB"},
-		{Name: "isthmus-agent: from its start until it has taken over " + at, Value: b.process.ready.Seconds(), Unit: "s"},
-		{Name: "an agent within the bench: memory at " + at + " after 500 moves", Value: mib(float64(b.size.RSS)), Unit: "MiB"},
+		{Name: "isthmus-agent: anonymous part of that memory", Value: mib(float64(b.process.anon)), Unit: "MiB"},
+		{Name: "isthmus-agent: start until it has adopted " + at, Value: b.process.ready.Seconds(), Unit: "s"},
+		{Name: "agent without source and DNS: memory at " + at + " after 500 moves", Value: mib(float64(b.size.RSS)), Unit: "MiB"},
 		{Name: "kernel: memory of all maps at " + at, Value: mib(float64(b.size.maps)), Unit: "MiB"},
-		{Name: "kube-proxy: from its start to " + at + " in the kernel", Value: b.peerProgram, Unit: "s"},
+		{Name: "kube-proxy: start until it has programmed " + at, Value: b.peerProgram, Unit: "s"},
 	}
 	for i := range rows {
 		rows[i].Better = metric.Lower

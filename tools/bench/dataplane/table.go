@@ -8,21 +8,19 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 )
 
-func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-
-func cpu(s sample) float64  { return us(s.cpu) }
-func p50(s sample) float64  { return us(s.p50) }
+func cpu(s sample) float64  { return metric.Microseconds(s.cpu) }
+func p50(s sample) float64  { return metric.Microseconds(s.p50) }
 func rate(s sample) float64 { return float64(time.Second) / float64(s.mean) }
 
-// ratio is a row that compares a road with another one.
+// ratio is a row that compares a path with the direct one.
 type ratio struct {
-	name, kind, road string
+	name, kind, path string
 	of               func(sample) float64
 	bar              *float64
 	better           string
 }
 
-// ratios are all rows that compare a road with the direct one.
+// ratios lists all rows that compare a path with the direct one.
 var ratios = slices.Concat(
 	ratiosOf("socket path", socketOne, bars{cpu: new(1.03), p50: new(1.02), udp: new(0.95)}),
 	[]ratio{{"socket path: UDP request-response p50, unconnected", rrUDPUnconnected, socketOne, p50, nil, metric.Lower}},
@@ -34,26 +32,26 @@ var ratios = slices.Concat(
 	ratiosOf(redirected, redirected, bars{}),
 )
 
-// The fast road's bars were set on a machine where redirecting alone saved a twentieth of what the direct road costs, and
-// gave a fourteenth more replies; what they allow a load balancer over that holds on any machine.
+// fastLimits are the ratios of redirection alone to the direct path, on the machine that set the bars of the fast path. The
+// ratio of bar and limit, which is the load balancer's own share, applies to any machine.
 var fastLimits = map[string]float64{shortTCP: 0.948, windowUDP: 1.07}
 
-// bars are what a road should reach.
+// bars are the ratios that a path should reach.
 type bars struct{ cpu, p50, udp *float64 }
 
-// ratiosOf returns the rows that every road has.
-func ratiosOf(title, road string, b bars) []ratio {
+// ratiosOf returns the rows that every path has.
+func ratiosOf(title, path string, b bars) []ratio {
 	return []ratio{
-		{title + ": CPU per short TCP connection", shortTCP, road, cpu, b.cpu, metric.Lower},
-		{title + ": TCP request-response p50", rrTCP, road, p50, b.p50, metric.Lower},
-		{title + ": UDP request-response p50, connected", rrUDP, road, p50, nil, metric.Lower},
-		{title + ": UDP with 32 in flight, replies", windowUDP, road, rate, b.udp, metric.Higher},
+		{title + ": CPU per short TCP connection", shortTCP, path, cpu, b.cpu, metric.Lower},
+		{title + ": TCP request-response p50", rrTCP, path, p50, b.p50, metric.Lower},
+		{title + ": UDP request-response p50, connected", rrUDP, path, p50, nil, metric.Lower},
+		{title + ": UDP with 32 in flight, replies", windowUDP, path, rate, b.udp, metric.Higher},
 	}
 }
 
-// shares are the rows about kube-proxy's CPU that a road saves, with their bars.
+// shares lists the rows about the part of kube-proxy's added CPU that a path saves, with their bars.
 var shares = []struct {
-	name, road string
+	name, path string
 	bar        float64
 }{
 	{"socket path: share of kube-proxy's added CPU removed", socketMany, 0.85},
@@ -61,8 +59,8 @@ var shares = []struct {
 	{"packet slow path: share of kube-proxy's added CPU removed", packetSlow, 0.55},
 }
 
-// leastRoads are the roads that do as little as ours can, by ours.
-var leastRoads = map[string]string{socketOne: leastSocket, socketMany: leastSocket, packetSlow: leastSlow, packetFast: leastFast}
+// referencePaths maps each path of Isthmus to its reference.
+var referencePaths = map[string]string{socketOne: referenceSocket, socketMany: referenceSocket, packetSlow: referenceSlow, packetFast: referenceFast}
 
 // trafficRows turns pairs into rows.
 func trafficRows(all pairs) []metric.Metric {
@@ -70,17 +68,17 @@ func trafficRows(all pairs) []metric.Metric {
 	for _, r := range ratios {
 		found := all[r.kind]
 		row := metric.Metric{
-			Name: r.name + " / direct", Value: medianRatio(found[r.road], r.of), Quartiles: quartiles(found[r.road], r.of), Unit: "ratio",
+			Name: r.name + " / direct", Value: medianRatio(found[r.path], r.of), Quartiles: quartiles(found[r.path], r.of), Unit: "ratio",
 			Bar: r.bar, Better: r.better, Limit: new(1.0),
 		}
-		if l, ok := leastRoads[r.road]; ok && found[l] != nil {
+		if l, ok := referencePaths[r.path]; ok && found[l] != nil {
 			row.Limit = new(medianRatio(found[l], r.of))
 		}
-		if limit, ok := fastLimits[r.kind]; ok && r.road == packetFast {
+		if limit, ok := fastLimits[r.kind]; ok && r.path == packetFast {
 			here := medianRatio(found[redirected], r.of)
-			row.Why = fmt.Sprintf("redirecting alone comes to %.3f here, and to %.3f on the machine of the bar: %.3f is its like here", here, limit, *r.bar/limit*here)
+			row.Why = fmt.Sprintf("redirection alone is at %.3f here and at %.3f on the machine that set the bar, so the equivalent bar here is %.3f", here, limit, *r.bar/limit*here)
 		}
-		if r.road != kubeProxy {
+		if r.path != kubeProxy {
 			row.Peer = new(medianRatio(found[kubeProxy], r.of))
 		}
 		rows = append(rows, row)
@@ -88,12 +86,12 @@ func trafficRows(all pairs) []metric.Metric {
 	for _, s := range shares {
 		found := all[shortTCP]
 		rows = append(rows, metric.Metric{
-			Name: s.name, Value: share(found[s.road], found[kubeProxy], cpu), Unit: "ratio",
+			Name: s.name, Value: share(found[s.path], found[kubeProxy], cpu), Unit: "ratio",
 			Bar: &s.bar, Better: metric.Higher, Limit: new(1.0),
 		})
 	}
 	for _, r := range ratios {
-		if limit, ok := fastLimits[r.kind]; ok && r.road == packetFast {
+		if limit, ok := fastLimits[r.kind]; ok && r.path == packetFast {
 			rows = append(rows, metric.Metric{
 				Name:  r.name + " / " + redirected,
 				Value: medianRatio(all[r.kind][packetFast], r.of) / medianRatio(all[r.kind][redirected], r.of),
@@ -124,37 +122,33 @@ func trafficRows(all pairs) []metric.Metric {
 	return rows
 }
 
-// ratiosTo returns how a road compares with the direct one, pair by pair.
+// ratiosTo returns the ratio of each pair.
 func ratiosTo(found []pair, of func(sample) float64) []float64 {
 	ratios := make([]float64, len(found))
 	for i, p := range found {
-		ratios[i] = of(p.road) / of(p.direct)
+		ratios[i] = of(p.path) / of(p.direct)
 	}
 	return ratios
 }
 
-// medianRatio returns the median over the pairs of road/direct.
+// medianRatio returns the median of the pairs' ratios.
 func medianRatio(found []pair, of func(sample) float64) float64 {
 	return metric.Median(ratiosTo(found, of))
 }
 
-// quartiles returns between which the middle half of the pairs' ratios lies.
+// quartiles returns the first and the third quartile of the pairs' ratios.
 func quartiles(found []pair, of func(sample) float64) *[2]float64 {
 	ratios := ratiosTo(found, of)
 	slices.Sort(ratios)
 	return &[2]float64{ratios[len(ratios)/4], ratios[len(ratios)*3/4]}
 }
 
-// share returns the part of what a peer adds to the direct road that a road does not.
-func share(road, peer []pair, of func(sample) float64) float64 {
-	return 1 - (medianRatio(road, of)-1)/(medianRatio(peer, of)-1)
+// share returns the part of a peer's added cost that a path saves: 1 if the path adds nothing to the direct one.
+func share(path, peer []pair, of func(sample) float64) float64 {
+	return 1 - (medianRatio(path, of)-1)/(medianRatio(peer, of)-1)
 }
 
-// medianDirect returns what the direct road took beside another one.
+// medianDirect returns the median of the direct path's samples in pairs.
 func medianDirect(found []pair, of func(sample) float64) float64 {
-	values := make([]float64, len(found))
-	for i, p := range found {
-		values[i] = of(p.direct)
-	}
-	return metric.Median(values)
+	return metric.MedianOf(found, func(p pair) float64 { return of(p.direct) })
 }

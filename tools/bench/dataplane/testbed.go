@@ -13,28 +13,28 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// testbed is everything a run needs.
+// testbed holds everything that a run needs.
 type testbed struct {
 	sizes
 	progress io.Writer
-	dir      string // for whatever needs a folder
+	dir      string // a temporary folder
 
 	router, server *netlab.Namespace // the second router, and the backend
 	bare           *netlab.Cgroup    // without programs
-	roads          []road
+	paths          []path
 	lanes          int
 	planes         []plane
-	references     *yardsticks
+	references     *baselines
 	size           size
 	process        process
-	peerProgram    float64 // seconds that kube-proxy took, 0 when it was not asked
+	peerProgram    float64 // seconds that kube-proxy took to program its rules
 
 	undo []func() error
 }
 
 func newTestbed(ctx context.Context, s sizes, progress io.Writer) (*testbed, error) {
 	b := &testbed{sizes: s, progress: progress}
-	for _, step := range []func(context.Context) error{b.makeFolder, b.makeCgroup, b.makeNetwork, b.startServer, b.buildRoads} {
+	for _, step := range []func(context.Context) error{b.makeFolder, b.makeCgroup, b.makeNetwork, b.startServer, b.buildPaths} {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(err, b.close())
 		}
@@ -63,10 +63,10 @@ func (b *testbed) makeCgroup(context.Context) (err error) {
 	return err
 }
 
-// backend is where the server answers.
+// backend is the address of the server.
 var backend = netip.AddrPortFrom(services.Answered, services.EndpointPort)
 
-// makeNetwork makes the part of the network that all roads share: the second router and the backend.
+// makeNetwork makes the part of the network that all paths share: the second router and the backend.
 func (b *testbed) makeNetwork(context.Context) error {
 	var err error
 	if b.router, err = b.newNamespace(); err != nil {
@@ -90,7 +90,7 @@ func (b *testbed) newNamespace() (*netlab.Namespace, error) {
 	return ns, err
 }
 
-// lane is a client and the first router on its way to the backend.
+// lane is a client and the first router on its path to the backend.
 type lane struct {
 	client, node *netlab.Namespace
 	address      netip.Addr // of the node, as the client sees it
@@ -112,7 +112,7 @@ func (b *testbed) newLane() (*lane, error) {
 	at := func(network, host int) netip.Prefix {
 		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 98, byte(network + b.lanes), byte(host)}), 24)
 	}
-	const inner, outer = 10, 100 // where the networks of client and node, and of node and router, begin
+	const inner, outer = 10, 100 // offsets of the networks between client and node, and between node and router
 	l := &lane{client: client, node: node, address: at(inner, 1).Addr(), router: at(outer, 2).Addr()}
 	l.devices = []string{netlab.DeviceName(at(inner, 1)), netlab.DeviceName(at(outer, 1))}
 	return l, errors.Join(
@@ -124,7 +124,7 @@ func (b *testbed) newLane() (*lane, error) {
 	)
 }
 
-// newCgroup makes a cgroup for the sockets of a road.
+// newCgroup makes a cgroup for the sockets of a path.
 func (b *testbed) newCgroup() (*netlab.Cgroup, error) {
 	c, err := netlab.NewCgroup()
 	if err == nil {

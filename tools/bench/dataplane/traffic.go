@@ -21,47 +21,47 @@ const (
 	windowUDP        = "UDP, 32 in flight"
 )
 
-// window is how many questions are under way at a time with windowUDP.
+// window is the number of requests in flight with windowUDP.
 const window = 32
 
 // kind is one kind of traffic and its client.
 type kind struct {
 	name string
-	// often is so many times the turns of a round.
-	often int
-	// open makes what the operations of a phase share; nil when each makes its own.
+	// turnFactor multiplies the turns of a round.
+	turnFactor int
+	// open makes the socket that the operations of a phase share; nil if each operation makes its own.
 	open func(to netip.AddrPort) (int, error)
-	// operate is the operation measured.
+	// operate is the measured operation.
 	operate func(fd int, to *unix.SockaddrInet4) error
 }
 
 var kinds = []kind{
-	// Bars of hundredths want many turns: with 60 turns and 3 rounds the median of 1,440 pairs, a middle half of which are
-	// within a tenth, is right within half a hundredth.
+	// Bars of a few percent need many turns. With 60 turns and 3 rounds there are 1,440 pairs; if half of them lie within
+	// 10 %, their median is accurate to 0.5 %.
 	{shortTCP, 8, nil, func(_ int, to *unix.SockaddrInet4) error { return connectAskClose(to) }},
-	{rrTCP, 1, dialer(unix.SOCK_STREAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
-	{rrUDP, 1, dialer(unix.SOCK_DGRAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
+	{rrTCP, 1, dialer(unix.SOCK_STREAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, keepOpen) }},
+	{rrUDP, 1, dialer(unix.SOCK_DGRAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, keepOpen) }},
 	{windowUDP, 8, dialWindow, func(fd int, _ *unix.SockaddrInet4) error { return answerAsk(fd) }},
 	{rrUDPUnconnected, 1, func(netip.AddrPort) (int, error) { return socket(unix.SOCK_DGRAM) }, askFrom},
 }
 
-// goes reports whether this kind of traffic finds the backend by the road.
-func (k kind) goes(r road) bool { return !r.connected || k.name != rrUDPUnconnected }
+// reaches reports whether this kind of traffic reaches the backend by a path.
+func (k kind) reaches(via path) bool { return !via.connected || k.name != rrUDPUnconnected }
 
-// What a client asks its TCP server for.
+// The requests of a client to its TCP server.
 const (
-	goOn byte = '+' // answer and wait for more
-	stop byte = '.' // answer and close: the TIME_WAIT is the server's, the client's port is free again
+	keepOpen byte = '+' // answer and wait for the next request
+	stop     byte = '.' // answer and close first, so that TIME_WAIT is at the server and the client's port is free again
 )
 
-// fewest is how many operations a phase has at least, also when the machine does something else meanwhile: the middle
-// of one or two is anything.
-const fewest = 16
+// minOperations is the smallest number of operations in a phase, even on a busy machine. A median of one or two would be
+// meaningless.
+const minOperations = 16
 
-// patience is how long a lost packet can hold the run up.
-const patience = 5 * time.Second
+// timeout bounds the wait for a lost packet.
+const timeout = 5 * time.Second
 
-// run repeats the operation for one phase and says what that took. The calling goroutine must own its thread.
+// run repeats the operation for one phase and returns its cost. The calling goroutine must own its thread.
 func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (s sample, err error) {
 	if err := pin(); err != nil {
 		return sample{}, err
@@ -79,7 +79,7 @@ func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (
 	if err != nil {
 		return sample{}, err
 	}
-	for start, last := time.Now(), time.Now(); (last.Sub(start) < phase || len(trips) < fewest) && ctx.Err() == nil; {
+	for start, last := time.Now(), time.Now(); (last.Sub(start) < phase || len(trips) < minOperations) && ctx.Err() == nil; {
 		if err := k.operate(fd, sa); err != nil {
 			return sample{}, err
 		}
@@ -92,7 +92,7 @@ func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (
 		return sample{}, err
 	}
 	if len(trips) == 0 {
-		return sample{}, fmt.Errorf("not a single operation: %w", context.Cause(ctx))
+		return sample{}, fmt.Errorf("no operation completed: %w", context.Cause(ctx))
 	}
 	return newSample(after-before, trips), nil
 }
@@ -126,34 +126,34 @@ func ask(fd int, what byte) error {
 	return nil
 }
 
-// dialWindow connects a UDP socket and asks as often as answers may be waited for.
+// dialWindow connects a UDP socket and sends a full window of requests.
 func dialWindow(to netip.AddrPort) (int, error) {
 	fd, err := dialer(unix.SOCK_DGRAM)(to)
 	if err != nil {
 		return -1, err
 	}
 	for range window {
-		if _, err := unix.Write(fd, []byte{goOn}); err != nil {
+		if _, err := unix.Write(fd, []byte{keepOpen}); err != nil {
 			return -1, errors.Join(fmt.Errorf("send: %w", err), unix.Close(fd))
 		}
 	}
 	return fd, nil
 }
 
-// answerAsk takes one answer and asks once more.
+// answerAsk receives one answer and sends the next request.
 func answerAsk(fd int) error {
 	if n, err := receive(fd); n != 1 {
 		return fmt.Errorf("want one byte, got %d, %w", n, err)
 	}
-	if _, err := unix.Write(fd, []byte{goOn}); err != nil {
+	if _, err := unix.Write(fd, []byte{keepOpen}); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
 	return nil
 }
 
-// askFrom is ask on an unconnected socket, as resolvers do it.
+// askFrom sends one byte on an unconnected socket and waits for the answer, as resolvers do.
 func askFrom(fd int, to *unix.SockaddrInet4) error {
-	if err := unix.Sendto(fd, []byte{goOn}, 0, to); err != nil {
+	if err := unix.Sendto(fd, []byte{keepOpen}, 0, to); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
 	var buf [8]byte
@@ -182,19 +182,19 @@ func receive(fd int) (int, error) {
 	}
 }
 
-// socket makes an IPv4 socket that gives up after patience.
+// socket makes an IPv4 socket with a receive timeout.
 func socket(kind int) (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("make socket: %w", err)
 	}
-	if err := giveUpAfter(fd, patience); err != nil {
+	if err := setTimeout(fd, timeout); err != nil {
 		return -1, errors.Join(err, unix.Close(fd))
 	}
 	return fd, nil
 }
 
-func giveUpAfter(fd int, d time.Duration) error {
+func setTimeout(fd int, d time.Duration) error {
 	tv := unix.NsecToTimeval(int64(d))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 		return fmt.Errorf("set timeout: %w", err)
@@ -202,7 +202,7 @@ func giveUpAfter(fd int, d time.Duration) error {
 	return nil
 }
 
-// dialer returns what connects a socket.
+// dialer returns a function that connects a socket of the given kind.
 func dialer(kind int) func(netip.AddrPort) (int, error) {
 	return func(to netip.AddrPort) (int, error) {
 		fd, err := socket(kind)
@@ -216,8 +216,8 @@ func dialer(kind int) func(netip.AddrPort) (int, error) {
 	}
 }
 
-// startServer runs the backend until the testbed is closed: two loops on threads of their own, one for
-// TCP and one for UDP. Only one of them works at a time.
+// startServer runs the backend until the testbed is closed. TCP and UDP have a loop each, on separate threads; only one of
+// them is busy at a time.
 func (b *testbed) startServer(context.Context) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended []chan error
@@ -237,10 +237,10 @@ func (b *testbed) startServer(context.Context) error {
 	return nil
 }
 
-// nap is how long a server waits before it looks whether it should end.
-const nap = 100 * time.Millisecond
+// pollInterval is the interval at which a waiting server checks whether it should end.
+const pollInterval = 100 * time.Millisecond
 
-// listen makes the server's socket and says on ready whether that worked.
+// listen makes the server's socket and sends the outcome on ready.
 func listen(kind int, ready chan<- error) (fd int, ok bool) {
 	fd, err := func() (int, error) {
 		if err := pin(); err != nil {
@@ -250,7 +250,7 @@ func listen(kind int, ready chan<- error) (fd int, ok bool) {
 		if err != nil {
 			return -1, err
 		}
-		err = errors.Join(giveUpAfter(fd, nap), unix.Bind(fd, &unix.SockaddrInet4{Port: int(backend.Port())}))
+		err = errors.Join(setTimeout(fd, pollInterval), unix.Bind(fd, &unix.SockaddrInet4{Port: int(backend.Port())}))
 		if kind == unix.SOCK_STREAM {
 			err = errors.Join(err, unix.Listen(fd, 128))
 		}
@@ -263,7 +263,7 @@ func listen(kind int, ready chan<- error) (fd int, ok bool) {
 	return fd, err == nil
 }
 
-// idle reports whether err only says that nothing came.
+// idle reports whether err means that nothing arrived in time.
 func idle(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) }
 
 func serveTCP(ctx context.Context, ready chan<- error) error {
@@ -281,14 +281,14 @@ func serveTCP(ctx context.Context, ready chan<- error) error {
 		}
 		answer(ctx, fd)
 		if err := unix.Close(fd); err != nil {
-			return errors.Join(fmt.Errorf("hang up: %w", err), unix.Close(l))
+			return errors.Join(fmt.Errorf("close connection: %w", err), unix.Close(l))
 		}
 	}
 	return unix.Close(l)
 }
 
-// answer serves one connection until either side has enough. What fails here fails at the client too,
-// which reports it. The connection wakes up as often as its listener, whose timeout it has inherited.
+// answer serves one connection until either side ends it. The client sees and reports every failure. The connection inherits
+// the timeout of its listener, pollInterval.
 func answer(ctx context.Context, fd int) {
 	var buf [1]byte
 	for ctx.Err() == nil {
@@ -326,7 +326,7 @@ func serveUDP(ctx context.Context, ready chan<- error) error {
 	return unix.Close(fd)
 }
 
-// pin puts the calling thread on the last CPU this process may use, and before everything else there.
+// pin moves the calling thread to the last CPU that this process may use, and gives it the highest priority there.
 func pin() error {
 	runtime.LockOSThread()
 	var allowed unix.CPUSet
@@ -349,8 +349,8 @@ func pin() error {
 	return nil
 }
 
-// cpuTime returns the CPU time this process has used, in which the client and the server of the phase are
-// all that runs: the garbage collector is off and everything else waits.
+// cpuTime returns the CPU time of this process. During a phase it covers the client and the server alone: the garbage
+// collector is off and all other goroutines wait.
 func cpuTime() (time.Duration, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts); err != nil {

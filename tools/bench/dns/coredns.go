@@ -27,26 +27,26 @@ import (
 	"github.com/isthmus-net/isthmus/tools/apiserver"
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
 	"github.com/isthmus-net/isthmus/tools/netlab"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
-// coreDNS is the peer.
+// coreDNS names the peer.
 const coreDNS = "CoreDNS"
 
-// cluster is an API server with Services for CoreDNS to serve.
+// cluster is an API server with the Services that CoreDNS serves.
 type cluster struct {
 	server     *apiserver.Server
-	storage    string // of its files
+	storage    string // folder of its files
 	client     client.Client
 	kubeconfig string
-	program    string // CoreDNS
+	program    string // path of CoreDNS
 	dir        string
-	filled     int // Services it has
+	filled     int // the number of its Services
 }
 
 // newCluster starts an API server and builds CoreDNS.
 func newCluster(ctx context.Context, dir string, progress io.Writer) (*cluster, error) {
-	assets, err := world.Assets(ctx, progress)
+	assets, err := simulation.Assets(ctx, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func newCluster(ctx context.Context, dir string, progress io.Writer) (*cluster, 
 	if err != nil {
 		return nil, err
 	}
-	storage, err := os.MkdirTemp(world.DefaultStorage(), "isthmus-bench-")
+	storage, err := os.MkdirTemp(simulation.DefaultStorage(), "isthmus-bench-")
 	if err != nil {
 		return nil, fmt.Errorf("make folder: %w", err)
 	}
@@ -99,10 +99,10 @@ func (c *cluster) close() error {
 	return os.RemoveAll(c.storage)
 }
 
-// writers is how many requests are under way at a time while the API server is filled.
+// writers is the number of concurrent requests while the API server is filled.
 const writers = 16
 
-// fill lets the API server have all Services of a set; it must have the first ones.
+// fill adds the missing Services of a set to the API server, which has the first c.filled of them.
 func (c *cluster) fill(ctx context.Context, set names.Set, progress io.Writer) error {
 	begin := time.Now()
 	var objects []client.Object
@@ -115,7 +115,7 @@ func (c *cluster) fill(ctx context.Context, set names.Set, progress io.Writer) e
 		}
 		c.filled = 1
 	}
-	// The namespaces come first, alone.
+	// Namespaces must exist before the objects in them.
 	for _, some := range [][]client.Object{objects[:len(set.Namespaces())], objects[len(set.Namespaces()):]} {
 		group, ctx := errgroup.WithContext(ctx)
 		group.SetLimit(writers)
@@ -135,7 +135,7 @@ func (c *cluster) fill(ctx context.Context, set names.Set, progress io.Writer) e
 		return err
 	}
 	c.filled = set.Services
-	fmt.Fprintf(progress, "an API server has %d ServiceImports, after %.0fs\n", set.Services, time.Since(begin).Seconds())
+	fmt.Fprintf(progress, "filled an API server with %d ServiceImports in %.0fs\n", set.Services, time.Since(begin).Seconds())
 	return nil
 }
 
@@ -164,7 +164,7 @@ func manifests(svc *clusterset.Service) []client.Object {
 	return objects
 }
 
-// corefile is what a cluster's DNS usually has, and the ClusterSet's zone.
+// corefile is the usual Corefile of a cluster, with the ClusterSet's zone.
 const corefile = `.:%d {
     errors
     prometheus %s
@@ -177,11 +177,11 @@ const corefile = `.:%d {
 }
 `
 
-// readLimit is how long CoreDNS may take to read its world.
+// readLimit is the time that CoreDNS has to read all objects.
 const readLimit = 90 * time.Second
 
-// serve starts CoreDNS on one CPU and waits until it answers for all Services of the cluster. Now and then one of ten
-// thousand never comes to it, until it is started anew.
+// serve starts CoreDNS on one CPU and waits until it answers for all Services of the cluster. Occasionally one Service in ten
+// thousand never becomes available, and only a restart helps.
 func (c *cluster) serve(ctx context.Context, cpu int, set names.Set) (s *server, err error) {
 	for range 3 {
 		if s, err = c.start(ctx, cpu, set); err == nil || ctx.Err() != nil {
@@ -196,9 +196,9 @@ func (c *cluster) start(ctx context.Context, cpu int, set names.Set) (*server, e
 	if err != nil {
 		return nil, err
 	}
-	at, sight := ports[0], ports[1]
+	at, metrics := ports[0], ports[1]
 	path := filepath.Join(c.dir, "Corefile")
-	if err := os.WriteFile(path, fmt.Appendf(nil, corefile, at.Port(), sight, c.kubeconfig), 0o600); err != nil {
+	if err := os.WriteFile(path, fmt.Appendf(nil, corefile, at.Port(), metrics, c.kubeconfig), 0o600); err != nil {
 		return nil, err
 	}
 	s, err := start(ctx, coreDNS, at, cpu, c.program, "-conf", path)
@@ -206,7 +206,7 @@ func (c *cluster) start(ctx context.Context, cpu int, set names.Set) (*server, e
 		return nil, err
 	}
 	s.logOutput()
-	// It begins to answer before it has read all, in no order.
+	// It starts to answer before it has read all Services, which it reads in no order.
 	reading, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
 	for i := 0; i < set.Services; i += max(1, set.Services/10_000) {
@@ -217,8 +217,8 @@ func (c *cluster) start(ctx context.Context, cpu int, set names.Set) (*server, e
 	return s, nil
 }
 
-// change gives Service i another address and returns how long it took until CoreDNS, which has answered for it
-// before, answered with that.
+// change gives Service i another address and returns the time until CoreDNS, which has answered for it before, returns that
+// address.
 func (c *cluster) change(ctx context.Context, s *server, i, changes int) (time.Duration, error) {
 	want := names.Address(i, changes)
 	q := names.Question{Wire: names.Ask(names.Name(i), names.TypeA, false), Answers: 1}

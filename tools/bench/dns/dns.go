@@ -1,12 +1,11 @@
-// Package dns measures the node's name server against the cluster's: CoreDNS with its multicluster option and
-// the Corefile that clusters have, on a real API server, and an echo, which is all that a Go program can do
-// with a packet.
+// Package dns compares the node's name server with CoreDNS and with a UDP echo. CoreDNS has its multicluster option, the usual
+// Corefile of a cluster, and a real API server. The echo is the upper limit for a Go program.
 //
-// Servers are processes of their own on one CPU; their client is this process, on another one. All take
-// turns within a round, there and back, and a row is the median of the rounds' ratios: what else the machine
-// does falls on all of them. What one answer costs is what the kernel says that the server's process used.
+// Servers are separate processes on one CPU; their client is this process, on another CPU. All servers alternate within a round,
+// and a row is the median of the rounds' ratios, so other load on the machine affects all of them. The cost of an answer is the
+// CPU time of the server's process.
 //
-// Package dns is measured as it is in isthmus-agent, without the rest of that; a restart is one of isthmus-agent.
+// The name server runs alone, with the settings of isthmus-agent. Restarts are those of isthmus-agent itself.
 package dns
 
 import (
@@ -30,27 +29,27 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// sizes are how large and how long everything is.
+// sizes are the dimensions and durations of a run.
 type sizes struct {
 	some, many names.Set
-	// phase is how long one server is asked at a stretch, turns how often there and back in a round.
+	// phase is the time that one server is queried without a break. Each server has two phases per turn of a round.
 	phase time.Duration
 	turns int
 }
 
-// promised is what the bars are about.
+// promised are the sizes that the bars apply to.
 var promised = sizes{
 	some: names.Set{Services: 10_000, Endpoints: 200}, many: names.Set{Services: 100_000, Endpoints: 200},
 	phase: 200 * time.Millisecond, turns: 2,
 }
 
-// Run measures for the given number of rounds and returns the rows of the table. Six rounds take some minutes, most of
-// them until the API server has all objects. Nothing of it outlives the call.
+// Run measures for the given number of rounds and returns the rows of the table. Six rounds take some minutes, mostly to fill the
+// API server. It stops all processes and removes their files before it returns.
 func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	return run(ctx, promised, rounds, progress)
 }
 
-// The servers that are no peer.
+// The servers besides CoreDNS.
 const (
 	isthmus = "isthmus"
 	goEcho  = "echo"
@@ -61,18 +60,18 @@ const (
 	plainSome = "10,000 names, A"
 	plainMany = "100,000 names, A"
 	mixed     = "pod-like mix"
-	largeUDP  = "headless of 200, cut"
+	largeUDP  = "headless of 200, truncated"
 	largeTCP  = "headless of 200, TCP"
 )
 
-// kind is one kind of traffic.
+// kind is a kind of traffic.
 type kind struct {
 	name      string
 	questions []names.Question
-	tcp       bool // the echo takes no part
+	tcp       bool // without the echo
 }
 
-// bench is everything a run needs.
+// bench holds everything that a run needs.
 type bench struct {
 	sizes
 	rounds   int
@@ -80,7 +79,7 @@ type bench struct {
 	dir      string
 	program  string // nameserver
 	cpus     struct{ server, client int }
-	samples  map[string]map[string][]sample // by kind and server, one a round
+	samples  map[string]map[string][]sample // by kind and server, one per round
 }
 
 func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
@@ -124,7 +123,7 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 		if err := peer.fill(ctx, step.set, progress); err != nil {
 			return nil, err
 		}
-		if err := b.against(ctx, peer, step.set, step.kinds, step.then); err != nil {
+		if err := b.compare(ctx, peer, step.set, step.kinds, step.then); err != nil {
 			return nil, err
 		}
 	}
@@ -135,8 +134,8 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	return slices.Concat(b.trafficRows(), sizeRows(size), kernel), nil
 }
 
-// against measures kinds of traffic on servers of a set.
-func (b *bench) against(ctx context.Context, c *cluster, set names.Set, kinds []kind, then func(context.Context, *cluster, map[string]*server) error) (err error) {
+// compare measures kinds of traffic on servers of a set, then calls then.
+func (b *bench) compare(ctx context.Context, c *cluster, set names.Set, kinds []kind, then func(context.Context, *cluster, map[string]*server) error) (err error) {
 	all := map[string]*server{}
 	defer func() {
 		for _, s := range all {
@@ -157,7 +156,7 @@ func (b *bench) against(ctx context.Context, c *cluster, set names.Set, kinds []
 			return err
 		}
 	}
-	for round := range b.rounds + 1 { // round 0 warms up: caches, sockets' memory
+	for round := range b.rounds + 1 { // round 0 warms up caches and socket memory
 		for _, k := range kinds {
 			if err := b.takeTurns(ctx, k, all, round); err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
@@ -170,7 +169,7 @@ func (b *bench) against(ctx context.Context, c *cluster, set names.Set, kinds []
 	return then(ctx, c, all)
 }
 
-// nameserver starts a server of ours.
+// nameserver starts the program nameserver.
 func (b *bench) nameserver(ctx context.Context, name string, cpu int, args ...string) (*server, error) {
 	ports, err := netlab.FreePorts(1)
 	if err != nil {
@@ -185,9 +184,9 @@ func (b *bench) nameserver(ctx context.Context, name string, cpu int, args ...st
 	return s, nil
 }
 
-// takeTurns lets all servers answer one kind of traffic, in short turns; who has none stands still, so that nobody collects
-// his garbage at another's cost. Nor does this process meanwhile: it has the whole world in its memory, and what its client
-// waits for then would be the servers' round trips.
+// takeTurns queries all servers with one kind of traffic, in short turns. The other servers are stopped meanwhile, so that no
+// server collects garbage during another's turn. Nor does this process: it holds all objects in memory, and a collection would
+// count as round-trip time.
 func (b *bench) takeTurns(ctx context.Context, k kind, all map[string]*server, round int) (err error) {
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
@@ -227,7 +226,7 @@ func (b *bench) takeTurns(ctx context.Context, k kind, all map[string]*server, r
 	}
 	for _, name := range order {
 		if tallies[name].answers == 0 {
-			return fmt.Errorf("not a single answer of %s: %s", name, all[name].said)
+			return fmt.Errorf("no answer from %s: %s", name, all[name].log)
 		}
 		s := tallies[name].sample()
 		b.samples[k.name][name] = append(b.samples[k.name][name], s)
@@ -236,7 +235,7 @@ func (b *bench) takeTurns(ctx context.Context, k kind, all map[string]*server, r
 	return nil
 }
 
-// ask is one phase of one server.
+// ask runs one phase of one server.
 func (b *bench) ask(ctx context.Context, k kind, s *server, c *asker) (t tally, err error) {
 	before, err := s.cpuTime()
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// Our servers give the right answers to every kind of traffic, and keep their zone. Changes and CoreDNS are the
-// benchmark's own to check: they take seconds, and an API server would be most of this test.
+// The name server answers every kind of traffic correctly, and saves its zone. The test leaves out changes and CoreDNS, which need
+// seconds and an API server; the benchmark itself checks those.
 func TestServers(t *testing.T) {
 	b := &bench{
 		sizes: sizes{many: names.Set{Services: 150, Endpoints: 200}, phase: 200 * time.Millisecond}, rounds: 1, progress: t.Output(), dir: t.TempDir(),
@@ -66,7 +66,7 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// While one server has its turn, the others stand still; then all run again.
+// The other servers are stopped during a server's turn; afterwards all run.
 func TestTurns(t *testing.T) {
 	all := map[string]*server{}
 	for _, name := range []string{isthmus, goEcho} {
@@ -82,13 +82,13 @@ func TestTurns(t *testing.T) {
 		})
 		all[name] = s
 	}
-	becomes := func(name string, still bool) bool { // a signal takes a moment
+	becomes := func(name string, stopped bool) bool { // a signal takes a moment
 		for begin := time.Now(); time.Since(begin) < 30*time.Second; {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", all[name].cmd.Process.Pid))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if strings.Contains(string(stat), ") T ") == still {
+			if strings.Contains(string(stat), ") T ") == stopped {
 				return true
 			}
 		}
@@ -99,15 +99,15 @@ func TestTurns(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name := range all {
-			if still := running != "" && name != running; !becomes(name, still) {
-				t.Errorf("%q has its turn: %s stands still: %v, want %v", running, name, !still, still)
+			if stopped := running != "" && name != running; !becomes(name, stopped) {
+				t.Errorf("turn of %q: %s stopped: %v, want %v", running, name, !stopped, stopped)
 			}
 		}
 	}
 }
 
-// A question that is answered otherwise than it should be ends the run: a fast wrong answer is none.
-func TestWrongAnswersAreNoAnswers(t *testing.T) {
+// A wrong answer ends the run: fast wrong answers must not count.
+func TestWrongAnswersFail(t *testing.T) {
 	b := names.Ask(names.Name(0), names.TypeA, false)
 	q := names.Question{Wire: b, Rcode: names.NoError, Answers: 1}
 	answer := slices.Clone(b)
@@ -122,12 +122,12 @@ func TestWrongAnswersAreNoAnswers(t *testing.T) {
 		wrong := slices.Clone(answer)
 		edit(wrong)
 		if check(wrong, &q) == nil {
-			t.Errorf("%s passes", name)
+			t.Errorf("%s is accepted", name)
 		}
 	}
 }
 
-// A phase that a late machine leaves without an answer goes on for a while.
+// A phase without an answer, on a busy machine, is extended.
 func TestPhaseWaitsForAnAnswer(t *testing.T) {
 	const phase = 5 * time.Millisecond
 	for _, tt := range []struct {
@@ -141,7 +141,7 @@ func TestPhaseWaitsForAnAnswer(t *testing.T) {
 	}
 }
 
-// Every bar of the table is there, with what it is held against.
+// Every bar of the table has its row and its comparison.
 func TestRows(t *testing.T) {
 	b := &bench{samples: map[string]map[string][]sample{}}
 	for _, kind := range []string{plainSome, plainMany, mixed, largeUDP, largeTCP} {

@@ -15,12 +15,12 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
 )
 
-// perTransaction is how many objects one transaction of etcd has, of which it allows 128.
+// perTransaction is the number of objects in one etcd transaction. etcd allows 128.
 const perTransaction = 100
 
-// multiply puts the ServiceImports of a set that are not there yet into etcd, below the API server, which takes ten
-// times as long to let them in one by one. They are what Service 0 is there, under other names and with other
-// addresses; the API server watches etcd and cannot tell.
+// multiply writes the missing ServiceImports of a set directly into etcd, because creating them one by one through the API server
+// takes ten times as long. They are copies of Service 0 with other names and addresses. The API server watches etcd and serves
+// them like all others.
 func (c *cluster) multiply(ctx context.Context, set names.Set) error {
 	const registry = "/registry/multicluster.x-k8s.io/serviceimports/"
 	key := func(i int) string { return registry + names.Name(i).Namespace + "/" + names.Name(i).Name }
@@ -39,7 +39,7 @@ func (c *cluster) multiply(ctx context.Context, set names.Set) error {
 	if err := json.Unmarshal(found.KVs[0].Value, &object.Object); err != nil {
 		return fmt.Errorf("read %s of etcd: %w", key(0), err)
 	}
-	object.SetManagedFields(nil) // half of it, which nobody here reads
+	object.SetManagedFields(nil) // half of the object, and unused here
 	original, err := json.Marshal(object.Object)
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func (c *cluster) multiply(ctx context.Context, set names.Set) error {
 	return group.Wait()
 }
 
-// etcd calls the API that etcd has over HTTP, in which keys and values are base64.
+// etcd calls etcd's HTTP API, which encodes keys and values in base64.
 func (c *cluster) etcd(ctx context.Context, method string, request, response any) error {
 	body, err := json.Marshal(request)
 	if err != nil {

@@ -20,15 +20,15 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// The resolvers that the pod asks: behind the first is the node's name server, and nobody behind the second, for which
-// the kernel answers.
+// The resolver addresses that the pod queries. The node's name server listens at the first; the kernel answers for the second, at
+// which no server listens.
 var (
 	askServer = netip.MustParseAddrPort("10.96.0.10:53")
 	askKernel = netip.MustParseAddrPort("10.96.0.11:53")
 )
 
-// measureKernel returns the round trips of a pod that asks one question at a time, all on one CPU: to the node's name
-// server, and to the kernel in its stead. They take turns.
+// measureKernel compares the round trips of a pod to the node's name server and to the kernel, which answers in its place. The
+// pod sends one question at a time, all on one CPU, alternately to both.
 func (b *bench) measureKernel(ctx context.Context) (rows []metric.Metric, err error) {
 	node, pod, err := nodeWithPod()
 	if err != nil {
@@ -36,7 +36,7 @@ func (b *bench) measureKernel(ctx context.Context) (rows []metric.Metric, err er
 	}
 	defer func() { err = errors.Join(err, pod.Close(), node.Close()) }()
 	var own *server
-	err = node.Do(func() (err error) { // the process that starts here is there as well
+	err = node.Do(func() (err error) { // the process inherits the namespace
 		own, err = start(ctx, isthmus, askServer, b.cpus.server, b.program, "-listen", askServer.String(), "-mode", "serve", "-services", "1")
 		return err
 	})
@@ -74,15 +74,15 @@ func (b *bench) measureKernel(ctx context.Context) (rows []metric.Metric, err er
 	for _, all := range trips {
 		slices.Sort(all)
 	}
-	middle := func(to netip.AddrPort) float64 { return us(trips[to][len(trips[to])/2]) }
+	middle := func(to netip.AddrPort) float64 { return metric.Microseconds(trips[to][len(trips[to])/2]) }
 	return []metric.Metric{
-		{Name: "answers from the kernel, one CPU: round trip p50 / that to the node's name server", Value: metric.Median(ratios), Unit: "ratio", Better: metric.Lower},
+		{Name: "answers from the kernel, one CPU: round trip p50 / round trip to the node's name server", Value: metric.Median(ratios), Unit: "ratio", Better: metric.Lower},
 		{Name: "answers from the kernel, one CPU: round trip p50", Value: middle(askKernel), Unit: "us", Better: metric.Lower},
 		{Name: "the node's name server, one CPU: round trip p50", Value: middle(askServer), Unit: "us", Better: metric.Lower},
 	}, nil
 }
 
-// roundTrips asks the name server and the kernel in turn, and returns the median round trip of each.
+// roundTrips queries the name server and the kernel, one after the other, and returns the median round trip of each.
 func (b *bench) roundTrips(ctx context.Context, pod *netlab.Namespace, question names.Question) (map[netip.AddrPort]time.Duration, error) {
 	p50 := map[netip.AddrPort]time.Duration{}
 	for _, to := range []netip.AddrPort{askServer, askKernel} {
@@ -102,7 +102,7 @@ func (b *bench) roundTrips(ctx context.Context, pod *netlab.Namespace, question 
 	return p50, nil
 }
 
-// nodeWithPod returns two network namespaces, joined by a veth. The node's has the address of the name server.
+// nodeWithPod returns two network namespaces connected by a veth. The node has the address of the name server.
 func nodeWithPod() (node, pod *netlab.Namespace, err error) {
 	if node, err = netlab.NewNamespace(); err != nil {
 		return nil, nil, err
@@ -127,7 +127,7 @@ func nodeWithPod() (node, pod *netlab.Namespace, err error) {
 	return node, pod, nil
 }
 
-// answerInKernel lets the kernel of a node answer for the one Service, until stop.
+// answerInKernel makes the kernel of a node answer for Service 0 until stop.
 func answerInKernel(ctx context.Context, node *netlab.Namespace) (stop func() error, err error) {
 	r, err := fastpath.New(fastpath.Config{Resolvers: []netip.Addr{askKernel.Addr()}}, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -140,7 +140,7 @@ func answerInKernel(ctx context.Context, node *netlab.Namespace) (stop func() er
 		cancel()
 		return errors.Join(<-done, r.Close())
 	}
-	if err := r.Update(5, soaOfNobody, oneName()); err != nil {
+	if err := r.Update(5, unusedSOA, oneName()); err != nil {
 		return nil, errors.Join(err, stop())
 	}
 	for {
@@ -154,7 +154,7 @@ func answerInKernel(ctx context.Context, node *netlab.Namespace) (stop func() er
 		select {
 		case err := <-done:
 			done <- err
-			return nil, errors.Join(errors.New("the program came to no device"), stop())
+			return nil, errors.Join(errors.New("the program was attached to no device"), stop())
 		case <-ctx.Done():
 			return nil, errors.Join(ctx.Err(), stop())
 		case <-time.After(time.Millisecond):
@@ -162,24 +162,24 @@ func answerInKernel(ctx context.Context, node *netlab.Namespace) (stop func() er
 	}
 }
 
-// soaOfNobody is as long as a SOA; nobody asks for what it would go with.
-var soaOfNobody = string(make([]byte, 84))
+// unusedSOA has the length of an SOA record. No question here has a negative answer.
+var unusedSOA = string(make([]byte, 84))
 
-// oneName is Service 0 with its address.
+// oneName returns Service 0 with its address.
 func oneName() iter.Seq2[string, [2]netip.Addr] {
 	const header, typeAndClass = 12, 4
 	wire := names.Ask(names.Name(0), names.TypeA, false)
 	return maps.All(map[string][2]netip.Addr{string(wire[header : len(wire)-typeAndClass]): {names.Address(0, 0)}})
 }
 
-// askInTurn asks one question after the other and returns how long each answer took.
+// askInTurn sends one question after the other and returns the round trips.
 func askInTurn(ctx context.Context, to netip.AddrPort, q names.Question, phase time.Duration) (trips []time.Duration, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make socket: %w", err)
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
-	timeout := unix.NsecToTimeval(int64(patience))
+	timeout := unix.NsecToTimeval(int64(timeout))
 	if err := errors.Join(
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
 		unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}),
@@ -193,7 +193,7 @@ func askInTurn(ctx context.Context, to netip.AddrPort, q names.Question, phase t
 			return nil, fmt.Errorf("ask: %w", err)
 		}
 		n, err := unix.Read(fd, answer)
-		for errors.Is(err, unix.EINTR) { // a signal of the runtime's own
+		for errors.Is(err, unix.EINTR) { // a signal of the Go runtime
 			n, err = unix.Read(fd, answer)
 		}
 		if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// Both resolvers give the right answer, and the way through the kernel alone is the shorter one.
+// Both resolvers answer correctly, and the kernel answers sooner.
 func TestKernel(t *testing.T) {
 	netlab.Privileged(t)
 	b := &bench{sizes: sizes{phase: 20 * time.Millisecond}, rounds: 3, progress: t.Output(), dir: t.TempDir()}

@@ -23,24 +23,24 @@ import (
 	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
-// server is a name server in a process of its own.
+// server is a name server in a separate process.
 type server struct {
 	name  string
 	at    netip.AddrPort
 	cmd   *exec.Cmd
 	stdin io.Closer
-	said  *logged   // what it wrote on standard error
-	out   io.Reader // what it writes on standard output
-	echo  bool      // what comes back is no answer
-	// attached says that it ends with its standard input.
+	log   *logTail  // the end of its standard error
+	out   io.Reader // its standard output
+	echo  bool      // it sends questions back
+	// attached means that it exits when its standard input closes.
 	attached bool
 }
 
-// start runs a program on one CPU, or on all when cpu is negative. Its standard input stays open until stop.
+// start runs a program on one CPU, or on all if cpu is negative. Its standard input stays open until stop.
 func start(ctx context.Context, name string, at netip.AddrPort, cpu int, program string, args ...string) (*server, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
-	s := &server{name: name, at: at, cmd: cmd, said: new(logged)}
-	cmd.Stderr = s.said
+	s := &server{name: name, at: at, cmd: cmd, log: new(logTail)}
+	cmd.Stderr = s.log
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -50,25 +50,25 @@ func start(ctx context.Context, name string, at netip.AddrPort, cpu int, program
 	if s.out, err = cmd.StdoutPipe(); err != nil {
 		return nil, err
 	}
-	if err := onCPU(cpu, cmd.Start); err != nil { // a child has the affinity of the thread that makes it
+	if err := onCPU(cpu, cmd.Start); err != nil { // a child inherits the affinity of the thread that starts it
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	return s, nil
 }
 
-// stop ends the server and says what went wrong with it, if anything.
+// stop ends the server and returns its error.
 func (s *server) stop() error {
 	_ = s.stdin.Close()
 	if !s.attached {
-		_ = s.cmd.Process.Signal(syscall.SIGTERM) // fails only when it has ended, which Wait tells
+		_ = s.cmd.Process.Signal(syscall.SIGTERM) // fails only if the process has exited, and Wait returns why
 	}
 	if err := s.cmd.Wait(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", s.name, err, s.said)
+		return fmt.Errorf("%s: %w\n%s", s.name, err, s.log)
 	}
 	return nil
 }
 
-// letRun lets those servers run that it is said of, and the others stand still.
+// letRun continues the servers for which runs returns true and stops the others.
 func letRun(all map[string]*server, runs func(name string) bool) error {
 	var errs []error
 	for name, s := range all {
@@ -77,20 +77,20 @@ func letRun(all map[string]*server, runs func(name string) bool) error {
 			signal = unix.SIGCONT
 		}
 		if err := s.cmd.Process.Signal(signal); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w\n%s", name, err, s.said))
+			errs = append(errs, fmt.Errorf("%s: %w\n%s", name, err, s.log))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// logged keeps the end of what a program says. Safe for concurrent use.
-type logged struct {
+// logTail keeps the end of a program's output. It is safe for concurrent use.
+type logTail struct {
 	mu   sync.Mutex
 	text []byte
 }
 
-// Write is part of io.Writer.
-func (l *logged) Write(b []byte) (int, error) {
+// Write appends b and drops the beginning of longer output.
+func (l *logTail) Write(b []byte) (int, error) {
 	const enough = 4000
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,21 +99,21 @@ func (l *logged) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (l *logged) String() string {
+func (l *logTail) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return string(l.text)
 }
 
-// logOutput keeps the end of what the server says on standard output as well.
+// logOutput adds the server's standard output to the log.
 func (s *server) logOutput() {
-	go func() { _, _ = io.Copy(s.said, s.out) }() // ends with the process
+	go func() { _, _ = io.Copy(s.log, s.out) }() // ends with the process
 }
 
-// startLimit is how long a server may take until it answers.
+// startLimit is the time that a server has until it answers.
 const startLimit = 3 * time.Minute
 
-// await asks a question until the answer is right, and returns when that was.
+// await repeats a question until the answer is correct, and returns the time of that answer.
 func (s *server) await(ctx context.Context, q names.Question) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -136,17 +136,17 @@ func (s *server) await(ctx context.Context, q names.Question) (time.Time, error)
 		if last = check(answer[:n], &q); s.echo || last == nil {
 			return time.Now(), nil
 		}
-		select { // it has other work: to read its world
+		select { // leave the CPU to the server, which still reads its objects
 		case <-ctx.Done():
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	return time.Time{}, fmt.Errorf("wait for %s: %w: %w\n%s", s.name, ctx.Err(), last, s.said)
+	return time.Time{}, fmt.Errorf("wait for %s: %w: %w\n%s", s.name, ctx.Err(), last, s.log)
 }
 
 // cpuTime returns the CPU time that the process has used, its kernel time included.
 func (s *server) cpuTime() (time.Duration, error) {
-	// The clock of a process: clock_getcpuclockid(3) of the C library makes its number so.
+	// The CPU clock of a process, as clock_getcpuclockid(3) of the C library computes it.
 	clock := int32(^s.cmd.Process.Pid<<3 | 2)
 	var ts unix.Timespec
 	if err := unix.ClockGettime(clock, &ts); err != nil {
@@ -171,8 +171,8 @@ func (s *server) memory() (float64, error) {
 	return 0, fmt.Errorf("no memory in /proc/%d/status", s.cmd.Process.Pid)
 }
 
-// onCPU calls f on a thread that runs on one CPU and before everything else there, or as any other when cpu is
-// negative.
+// onCPU calls f on a thread that is pinned to one CPU and has the highest priority there. A negative cpu means an ordinary
+// thread.
 func onCPU(cpu int, f func() error) error {
 	if cpu < 0 {
 		return f()
@@ -216,7 +216,7 @@ func twoCPUs() (first, last int, err error) {
 	return first, last, nil
 }
 
-// build compiles a package of this module into dir, or what dir's module of a component calls its tool.
+// build compiles a package of the module in folder module to out. The package "tool" is that module's tool.
 func build(ctx context.Context, module, pkg, out string) error {
 	cmd := compile.Go(ctx, "build", "-o", out, pkg)
 	cmd.Dir = module

@@ -14,14 +14,14 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// size is what is measured besides traffic, at many names.
+// size holds the measurements with many names besides traffic.
 type size struct {
 	memory, peerMemory   float64         // resident, bytes
 	changes, peerChanges []time.Duration // from a change to its answer, sorted
-	restarts             []time.Duration // of isthmus-agent, without an API server, to its first right answer
+	restarts             []time.Duration // of isthmus-agent without an API server, to its first correct answer
 }
 
-// measureSize measures on what the servers of the last round are.
+// measureSize measures CoreDNS of the last round, and starts other servers for the rest.
 func (b *bench) measureSize(ctx context.Context, c *cluster, all map[string]*server) (s size, err error) {
 	if s.peerMemory, err = all[coreDNS].memory(); err != nil {
 		return size{}, err
@@ -53,7 +53,7 @@ func (b *bench) last() names.Question {
 	return names.Question{Wire: names.Ask(names.Name(b.many.Services-1), names.TypeA, false), Answers: 1}
 }
 
-// keepZone lets a server keep the zone of many names in a file.
+// keepZone makes a server save the zone of many names to a file.
 func (b *bench) keepZone(ctx context.Context, file string) error {
 	s, err := b.nameserver(ctx, isthmus, -1, "-services", fmt.Sprint(b.many.Services), "-file", file)
 	if err != nil {
@@ -63,7 +63,7 @@ func (b *bench) keepZone(ctx context.Context, file string) error {
 	return errors.Join(err, s.stop())
 }
 
-// keptMemory returns what a server takes that holds nothing but the zone of many names.
+// keptMemory returns the memory of a server that holds only the saved zone of many names.
 func (b *bench) keptMemory(ctx context.Context, file string) (memory float64, err error) {
 	s, err := b.nameserver(ctx, isthmus, -1, "-mode", "kept", "-file", file)
 	if err != nil {
@@ -73,14 +73,14 @@ func (b *bench) keptMemory(ctx context.Context, file string) (memory float64, er
 	if _, err := s.await(ctx, b.last()); err != nil {
 		return 0, err
 	}
-	// It says when it has given back what it took to read the file.
+	// It writes {} once it has returned the memory that reading the file needed.
 	if err := json.NewDecoder(s.out).Decode(new(struct{})); err != nil {
-		return 0, fmt.Errorf("read what %s says: %w", isthmus, err)
+		return 0, fmt.Errorf("read the output of %s: %w", isthmus, err)
 	}
 	return s.memory()
 }
 
-// measureChanges returns how soon a server of many names answers a changed snapshot.
+// measureChanges returns the times from a changed snapshot to the new answer, with many names.
 func (b *bench) measureChanges(ctx context.Context) (took []time.Duration, err error) {
 	s, err := b.nameserver(ctx, isthmus, -1, "-mode", "change", "-services", fmt.Sprint(b.many.Services))
 	if err != nil {
@@ -88,12 +88,12 @@ func (b *bench) measureChanges(ctx context.Context) (took []time.Duration, err e
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
 	if err := json.NewDecoder(s.out).Decode(&took); err != nil {
-		return nil, fmt.Errorf("read what %s says: %w", isthmus, err)
+		return nil, fmt.Errorf("read the output of %s: %w", isthmus, err)
 	}
 	return took, nil
 }
 
-// kubeconfig names an API server where there is none.
+// kubeconfig names an unreachable API server.
 const kubeconfig = `apiVersion: v1
 kind: Config
 clusters: [{name: gone, cluster: {server: "https://127.0.0.1:1"}}]
@@ -102,14 +102,15 @@ users: [{name: nobody, user: {token: none}}]
 current-context: gone
 `
 
-// restarts returns how soon isthmus-agent answers from its file while its API server is away, once a round.
+// restarts returns the times from a start of isthmus-agent to its first answer from the zone file, with an unreachable API server.
+// Each round has one.
 func (b *bench) restarts(ctx context.Context, file string) (took []time.Duration, err error) {
 	program := filepath.Join(b.dir, "isthmus-agent")
 	if err := build(ctx, ".", "github.com/isthmus-net/isthmus/cmd/isthmus-agent", program); err != nil {
 		return nil, err
 	}
-	away := filepath.Join(b.dir, "away")
-	if err := os.WriteFile(away, []byte(kubeconfig), 0o600); err != nil {
+	unreachable := filepath.Join(b.dir, "unreachable")
+	if err := os.WriteFile(unreachable, []byte(kubeconfig), 0o600); err != nil {
 		return nil, err
 	}
 	bpffs := filepath.Join(b.dir, "bpffs")
@@ -126,14 +127,14 @@ func (b *bench) restarts(ctx context.Context, file string) (took []time.Duration
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, cgroup.Close()) }()
-	for range b.rounds + 1 { // the first one is no restart: the node has no programs yet
+	for range b.rounds + 1 { // the first one is not a restart: the node has no programs yet
 		ports, err := netlab.FreePorts(1)
 		if err != nil {
 			return nil, err
 		}
 		at := ports[0]
 		begin := time.Now()
-		s, err := start(ctx, isthmus, at, -1, program, "--kubeconfig="+away, "--node-name=bench", "--http-listen=127.0.0.1:0",
+		s, err := start(ctx, isthmus, at, -1, program, "--kubeconfig="+unreachable, "--node-name=bench", "--http-listen=127.0.0.1:0",
 			"--cgroup-root="+cgroup.Path, "--bpffs="+bpffs, "--dns-listen="+at.String(), "--dns-zone-file="+file)
 		if err != nil {
 			return nil, err
@@ -148,14 +149,14 @@ func (b *bench) restarts(ctx context.Context, file string) (took []time.Duration
 	return took[1:], nil
 }
 
-// ask asks a question once and returns the answer, nil when there was none in time, and when it came.
+// ask sends a question once and returns the answer with the time of its arrival. The answer is nil if none arrived in time.
 func (s *server) ask(ctx context.Context, q names.Question) ([]byte, time.Time, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "udp", s.at.String())
 	if err != nil {
 		return nil, time.Time{}, err
 	}
 	defer conn.Close()
-	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, time.Time{}, err
 	}
 	if _, err := conn.Write(q.Wire); err != nil {

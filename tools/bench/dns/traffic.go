@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// window is how many questions over UDP are under way at a time.
+	// window is the number of UDP questions in flight.
 	window = 128
-	// batch is how many packets cross into the kernel at a time, and back.
+	// batch is the number of packets sent or received by one system call.
 	batch = 32
-	// connections is how many clients ask over TCP, one question at a time each.
+	// connections is the number of TCP clients, each with one question at a time.
 	connections = 16
-	// patience is how long an answer is waited for.
-	patience = 250 * time.Millisecond
-	// answerSize is longer than every answer over UDP.
+	// timeout is the time to wait for an answer.
+	timeout = 250 * time.Millisecond
+	// answerSize is larger than every answer over UDP.
 	answerSize = 4096
 )
 
-// tally is what one or more phases gave.
+// tally sums up one or more phases.
 type tally struct {
 	cpu     time.Duration // of the server
 	wall    time.Duration
@@ -41,8 +41,8 @@ type tally struct {
 	trips   []time.Duration // of each answer, over UDP
 }
 
-// goesOn reports whether a phase is not over yet. One without an answer gets a second more: the machine may be late, and
-// nothing can be said about no answers.
+// goesOn reports whether a phase continues. A phase without an answer is extended by one second, because the machine may be busy
+// and a phase needs at least one answer.
 func (t *tally) goesOn(since, phase time.Duration) bool {
 	return since < phase || t.answers == 0 && since < phase+time.Second
 }
@@ -55,7 +55,7 @@ func (t *tally) add(o tally) {
 	t.trips = append(t.trips, o.trips...)
 }
 
-// sample is what one round gave, per answer.
+// sample is the result of one round, per answer.
 type sample struct {
 	cpu  time.Duration // of the server
 	rate float64       // answers a second
@@ -73,7 +73,7 @@ func (t *tally) sample() sample {
 	return s
 }
 
-// check says what is wrong with an answer, if anything.
+// check returns an error if an answer is wrong.
 func check(answer []byte, q *names.Question) error {
 	if len(answer) < 12 || answer[2]&0x80 == 0 || answer[3]&0x0f != q.Rcode || binary.BigEndian.Uint16(answer[6:]) < q.Answers {
 		return fmt.Errorf("wrong answer to %q, want code %d and %d records at least: %x", q.Wire, q.Rcode, q.Answers, answer[:min(len(answer), 64)])
@@ -85,7 +85,7 @@ func check(answer []byte, q *names.Question) error {
 type asker struct {
 	fd        int
 	questions []names.Question
-	verify    bool // what comes back is an answer, and no echo
+	verify    bool // the server is not an echo, so check its answers
 	next      int  // of questions
 
 	slots    [window]slot
@@ -96,15 +96,15 @@ type asker struct {
 	received tally
 }
 
-// slot is a question under way.
+// slot is a question in flight.
 type slot struct {
 	question int
-	turn     uint16 // how often the slot was used, so that a late answer is told from one in time
+	turn     uint16 // the number of uses of the slot, to recognize late answers
 	sent     time.Time
 }
 
 type packet struct {
-	iov unix.Iovec // of one that is received
+	iov unix.Iovec // of a received packet
 	buf [answerSize]byte
 }
 
@@ -115,8 +115,8 @@ type mmsghdr struct {
 	_      [4]byte
 }
 
-// newAsker connects to a server. All questions must be of one length: the kernel cuts up what is sent, so that the client
-// is not what limits a server that is faster than a socket takes datagrams one by one.
+// newAsker connects to a server. All questions must have one length, because the kernel segments a batch into datagrams
+// (UDP_SEGMENT). Sending datagrams one by one would make the client the bottleneck.
 func newAsker(to netip.AddrPort, questions []names.Question, verify bool) (*asker, error) {
 	length := len(questions[0].Wire)
 	for _, q := range questions {
@@ -129,7 +129,7 @@ func newAsker(to netip.AddrPort, questions []names.Question, verify bool) (*aske
 		return nil, fmt.Errorf("make socket: %w", err)
 	}
 	c := &asker{fd: fd, questions: questions, verify: verify}
-	timeout := unix.NsecToTimeval(int64(patience))
+	timeout := unix.NsecToTimeval(int64(timeout))
 	err = errors.Join(
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20),
@@ -150,7 +150,7 @@ func newAsker(to netip.AddrPort, questions []names.Question, verify bool) (*aske
 	return c, nil
 }
 
-// run asks for one phase.
+// run sends questions for one phase.
 func (c *asker) run(ctx context.Context, phase time.Duration) (tally, error) {
 	c.received = tally{trips: make([]time.Duration, 0, 1<<19)}
 	begin := time.Now()
@@ -193,7 +193,7 @@ func (c *asker) take(n int) error {
 		id := binary.BigEndian.Uint16(answer)
 		s := &c.slots[id%window]
 		if s.turn%(1<<16/window) != id/window {
-			continue // it was given up
+			continue // a late answer, already counted as lost
 		}
 		if c.verify {
 			if err := check(answer, &c.questions[s.question]); err != nil {
@@ -207,7 +207,7 @@ func (c *asker) take(n int) error {
 	return c.send(now)
 }
 
-// sendAll asks a question from every slot.
+// sendAll sends a question from every slot.
 func (c *asker) sendAll() error {
 	for i := range window {
 		c.sending = append(c.sending, i)
@@ -220,7 +220,7 @@ func (c *asker) sendAll() error {
 	return nil
 }
 
-// send asks the next questions from the slots that are free.
+// send sends the next questions from the free slots.
 func (c *asker) send(now time.Time) error {
 	for i, at := range c.sending {
 		s := &c.slots[at]
@@ -248,21 +248,21 @@ func (c *asker) send(now time.Time) error {
 	}
 }
 
-// receive waits for a packet and returns how many came. It does not sleep: the server would have to wake it, for more
-// than its own work takes, and what packets of clients elsewhere cost it is not that.
+// receive waits for packets and returns their number. It polls instead of sleeping: waking this process would cost the server more
+// than its own work, and clients on other machines do not cost it that.
 func (c *asker) receive() (int, error) {
 	for begin := time.Now(); ; {
 		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(c.fd), uintptr(unsafe.Pointer(&c.inHead[0])), batch, unix.MSG_DONTWAIT, 0, 0)
 		switch {
 		case errno == 0:
 			return int(n), nil
-		case errno != unix.EAGAIN || time.Since(begin) > patience:
+		case errno != unix.EAGAIN || time.Since(begin) > timeout:
 			return 0, errno
 		}
 	}
 }
 
-// drain waits for what is under way, so that the next phase begins with none of this one's.
+// drain waits for the answers in flight, so that none of them arrives in the next phase.
 func (c *asker) drain() error {
 	for left := window; left > 0; {
 		n, err := c.receive()
@@ -277,10 +277,10 @@ func (c *asker) drain() error {
 	return nil
 }
 
-// close ends it.
+// close closes the socket.
 func (c *asker) close() error { return unix.Close(c.fd) }
 
-// overTCP asks a server over several connections for one phase.
+// overTCP queries a server over several TCP connections for one phase.
 func overTCP(ctx context.Context, to netip.AddrPort, questions []names.Question, phase time.Duration) (tally, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	var mu sync.Mutex

@@ -1,7 +1,7 @@
-// Package federation measures a federation without a broker: the latency of a change from one member to all others, and the
-// memory and CPU time of a supervisor that leads all members. Several sizes show how the cost grows.
+// Package federation measures a federation without a broker: the propagation time of a change from one member to all others, and
+// the cost of the leading supervisor at several sizes, which shows how that cost grows.
 //
-// API servers and supervisors are real processes of this machine (see tools/scale/world), and share its processors.
+// API servers and supervisors are real processes of this machine (see tools/scale/simulation), and share its processors.
 package federation
 
 import (
@@ -9,73 +9,58 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"time"
 
-	"github.com/go-logr/logr"
-	"k8s.io/klog/v2"
-	ctrl "sigs.k8s.io/controller-runtime"
-
+	"github.com/isthmus-net/isthmus/tools/bench/internal/setup"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
-// sizes are the parameters of a measurement.
+// sizes are the dimensions and durations of a run.
 type sizes struct {
-	changing world.FederationConfig
+	changing simulation.FederationConfig
 	rate     float64       // changes per second
-	turn     time.Duration // duration of one round of changes
-	rest     time.Duration // duration of the measurement at rest
+	turn     time.Duration // the time of changes without a break
+	rest     time.Duration // the time that a federation at rest is observed
 
-	growing []world.FederationConfig // for the cost, smallest first; the memory of the largest has a bar
-	whole   world.FederationConfig   // with all features on, for its memory
+	growing []simulation.FederationConfig // smallest first; the memory of the largest has a bar
+	whole   simulation.FederationConfig   // with all features on; only its memory is measured
 }
 
-// promised are the sizes that the bars apply to. The largest takes 12 GiB of memory.
+// promised are the sizes that the bars apply to. The largest needs 12 GiB of memory.
 var promised = sizes{
-	changing: world.FederationConfig{Members: 3, Supervisors: 2, Services: 100, Endpoints: 10},
+	changing: simulation.FederationConfig{Members: 3, Supervisors: 2, Services: 100, Endpoints: 10},
 	rate:     20, turn: 20 * time.Second, rest: time.Minute,
-	growing: []world.FederationConfig{
+	growing: []simulation.FederationConfig{
 		{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20},
 		{Members: 10, Supervisors: 1, Services: 500, Endpoints: 20},
 		{Members: 20, Supervisors: 1, Services: 500, Endpoints: 20},
 	},
-	whole: world.FederationConfig{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20, ClusterSetIPs: true, Policies: 50},
+	whole: simulation.FederationConfig{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20, ClusterSetIPs: true, Policies: 50},
 }
 
-// Run measures for a number of rounds and returns the rows of the table. Its processes end before it returns.
+// Run measures for the given number of rounds and returns the rows of the table. It stops all processes and removes their files
+// before it returns.
 func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	return run(ctx, promised, rounds, progress)
 }
 
 func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
-	klog.SetLogger(logr.Discard())
-	ctrl.SetLogger(logr.Discard())
-	assets, err := world.Assets(ctx, progress)
+	programs, err := setup.New(ctx, progress)
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "isthmus-bench-")
-	if err != nil {
-		return nil, fmt.Errorf("create a folder: %w", err)
-	}
-	defer os.RemoveAll(dir)
-	controller, err := world.BuildController(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	storage := world.DefaultStorage()
-	fmt.Fprintln(progress, world.DescribeStorage(storage))
-	build := func(cfg world.FederationConfig, measure func(*world.Federation) error) error {
-		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = assets, controller, storage, progress
-		f, err := world.NewFederation(ctx, cfg)
+	defer func() { err = errors.Join(err, programs.Close()) }()
+	build := func(cfg simulation.FederationConfig, measure func(*simulation.Federation) error) error {
+		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = programs.Assets, programs.Controller, programs.Storage, progress
+		f, err := simulation.NewFederation(ctx, cfg)
 		if err != nil {
 			return err
 		}
 		return errors.Join(measure(f), f.Close())
 	}
-	if err := build(s.changing, func(f *world.Federation) (err error) {
+	if err := build(s.changing, func(f *simulation.Federation) (err error) {
 		rows, err = changes(ctx, f, s, rounds)
 		return err
 	}); err != nil {
@@ -83,7 +68,7 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	}
 	var costs []cost
 	for _, cfg := range append(slices.Clone(s.growing), s.whole) {
-		if err := build(cfg, func(f *world.Federation) error {
+		if err := build(cfg, func(f *simulation.Federation) error {
 			c, err := costOf(ctx, f, cfg.Members)
 			costs = append(costs, c)
 			return err
@@ -98,13 +83,12 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 type cost struct {
 	name        string
 	members     float64
-	mib         float64 // peak memory of the supervisor
-	writes, cpu float64 // per member, until everything is written; CPU time of the supervisor in seconds
+	mib         float64 // peak RSS of the supervisor
+	writes, cpu float64 // per member, until everything is written; cpu is the supervisor's, in seconds
 }
 
-// costOf measures one federation: the peak memory of the first write of everything, and after a restart that finds
-// everything written.
-func costOf(ctx context.Context, f *world.Federation, members int) (cost, error) {
+// costOf measures a federation. The peak memory covers the first write of everything, and a restart that has nothing to write.
+func costOf(ctx context.Context, f *simulation.Federation, members int) (cost, error) {
 	first, err := f.Memory()
 	if err != nil {
 		return cost{}, err
@@ -112,28 +96,28 @@ func costOf(ctx context.Context, f *world.Federation, members int) (cost, error)
 	if err := f.Restart(ctx); err != nil {
 		return cost{}, err
 	}
-	again, err := f.Memory()
-	of := f.Cost()
+	restarted, err := f.Memory()
+	total := f.Cost()
 	return cost{
-		name: f.String(), members: float64(members), mib: float64(max(first, again)) / (1 << 20),
-		writes: of.Writes / float64(members), cpu: of.CPU.Seconds() / float64(members),
+		name: f.String(), members: float64(members), mib: float64(max(first, restarted)) / (1 << 20),
+		writes: total.Writes / float64(members), cpu: total.CPU.Seconds() / float64(members),
 	}, err
 }
 
-// grow returns the rows of growing federations, and of one with all features. It reports the cost of each further member
-// for each step of size: the cost is linear if the steps agree.
+// grow returns the rows of federations of increasing size, and of one with all features. Each step of size has rows with the
+// cost of an additional member: the cost is linear if the steps agree.
 func grow(costs []cost, whole cost) (rows []metric.Metric) {
 	row := func(name, unit string, value float64) {
 		rows = append(rows, metric.Metric{Name: name, Unit: unit, Value: value, Better: metric.Lower})
 	}
-	memory := func(c cost) { row("RSS of a supervisor that leads "+c.name+", at most", "MiB", c.mib) }
+	memory := func(c cost) { row("peak RSS of the leading supervisor, "+c.name, "MiB", c.mib) }
 	for _, c := range costs {
 		memory(c)
 	}
 	rows[len(rows)-1].Bar = new(200.0)
 	for _, c := range costs {
-		row("writes into each member until all is written, "+c.name, "writes", c.writes)
-		row("processor time of the supervisor for each, "+c.name, "s", c.cpu)
+		row("writes per member until converged, "+c.name, "writes", c.writes)
+		row("supervisor CPU time per member until converged, "+c.name, "s", c.cpu)
 	}
 	for i, small := range costs[:len(costs)-1] {
 		large := costs[i+1]
@@ -142,19 +126,19 @@ func grow(costs []cost, whole cost) (rows []metric.Metric) {
 			name, unit string
 			by         float64
 		}{
-			{"RSS of the supervisor", "MiB", large.mib - small.mib},
-			{"writes into each member", "writes", large.writes - small.writes},
-			{"processor time for each member", "s", large.cpu - small.cpu},
+			{"peak RSS of the supervisor", "MiB", large.mib - small.mib},
+			{"writes per member", "writes", large.writes - small.writes},
+			{"supervisor CPU time per member", "s", large.cpu - small.cpu},
 		} {
-			row(fmt.Sprintf("%s, for one member more from %g to %g", step.name, small.members, large.members), step.unit, max(0, step.by)/more)
+			row(fmt.Sprintf("%s, per additional member from %g to %g", step.name, small.members, large.members), step.unit, max(0, step.by)/more)
 		}
 	}
 	memory(whole)
 	return rows
 }
 
-// changes measures the latency of changes, and the writes while nothing changes.
-func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]metric.Metric, error) {
+// changes measures the propagation of changes to all members, and counts the writes at rest.
+func changes(ctx context.Context, f *simulation.Federation, s sizes, rounds int) ([]metric.Metric, error) {
 	var p50, p99 []float64
 	for round := range rounds + 1 { // round 0 warms up
 		p, err := f.Churn(ctx, s.rate, s.turn)
@@ -165,7 +149,7 @@ func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]m
 			return nil, fmt.Errorf("%d of %d changes never arrived", p.Missing, p.Changes)
 		}
 		if round > 0 {
-			p50, p99 = append(p50, ms(p.P50)), append(p99, ms(p.P99))
+			p50, p99 = append(p50, metric.Milliseconds(p.P50)), append(p99, metric.Milliseconds(p.P99))
 		}
 	}
 	writes, err := f.Rest(ctx, s.rest)
@@ -177,10 +161,8 @@ func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]m
 		{Name: name + ": p50", Value: metric.Median(p50), Unit: "ms", Bar: new(100.0), Better: metric.Lower},
 		{Name: name + ": p99", Value: metric.Median(p99), Unit: "ms", Bar: new(500.0), Better: metric.Lower},
 		{
-			Name: "writes at rest, to all API servers, Leases apart", Value: writes / s.rest.Minutes(),
+			Name: "writes at rest, to all API servers, Leases excluded", Value: writes / s.rest.Minutes(),
 			Unit: "1/min", Bar: new(0.0), Better: metric.Lower, Limit: new(0.0),
 		},
 	}, nil
 }
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

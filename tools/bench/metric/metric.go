@@ -1,34 +1,34 @@
-// Package metric is what a benchmark gives: one row of its table.
+// Package metric describes the rows of a benchmark's table, and the medians that they are made of.
 package metric
 
 import (
 	"math"
 	"slices"
+	"time"
 )
 
-// The ways in which a value can be better.
+// The values of Metric.Better.
 const (
 	Lower  = "lower"
 	Higher = "higher"
 )
 
-// Metric is one measured number and what it is held against: Bar: new(1.03).
+// Metric is one measured number and the values to compare it with, such as Bar: new(1.03).
 type Metric struct {
 	Name   string   `json:"name"`
 	Value  float64  `json:"value"`
 	Unit   string   `json:"unit"`   // such as "ratio", "us", "1/s", "MB"
-	Bar    *float64 `json:"bar"`    // what the value must reach; nil: it is shown and not judged
+	Bar    *float64 `json:"bar"`    // the value to reach; nil: the row is informative
 	Better string   `json:"better"` // Lower or Higher
-	Peer   *float64 `json:"peer"`   // what the best known peer reaches, measured beside it; nil: not measured
-	Limit  *float64 `json:"limit"`  // what the machine allows at best, measured beside it; nil: not measured
-	// Quartiles are between what the middle half of all that Value is the median of lies; nil: not told.
+	Peer   *float64 `json:"peer"`   // the best known peer's value, measured beside it; nil: not measured
+	Limit  *float64 `json:"limit"`  // the best value possible on the machine, measured beside it; nil: not measured
+	// Quartiles are the first and the third quartile of the values that Value is the median of; nil: not given.
 	Quartiles *[2]float64 `json:"quartiles,omitempty"`
-	// Why is what keeps the value from the bar on this machine, to be said when it does not reach it; "": nothing does.
+	// Why explains why this machine cannot reach the bar. It is shown when the bar is missed; "": no explanation.
 	Why string `json:"why,omitempty"`
 }
 
-// Met reports whether the value reaches the bar. Without a bar it does; a value that is no number never
-// does.
+// Met reports whether the value reaches the bar. It does if there is no bar. NaN and infinities never reach a bar.
 func (m Metric) Met() bool {
 	switch {
 	case m.Bar == nil:
@@ -42,10 +42,33 @@ func (m Metric) Met() bool {
 	}
 }
 
-// Median returns the middle of values, the mean of the two middle ones when their number is even. It sorts them. There
-// must be one.
+// Median returns the median of values, of which there is at least one. It sorts them.
 func Median(values []float64) float64 {
 	slices.Sort(values)
 	n := len(values)
 	return (values[(n-1)/2] + values[n/2]) / 2
 }
+
+// MedianOf returns the median of the values of samples.
+func MedianOf[T any](samples []T, value func(T) float64) float64 {
+	values := make([]float64, len(samples))
+	for i, s := range samples {
+		values[i] = value(s)
+	}
+	return Median(values)
+}
+
+// MedianRatio returns the median of the ratios of values in a and b, taken pair by pair: a[i] and b[i] are of the same round.
+func MedianRatio[T any](a, b []T, value func(T) float64) float64 {
+	ratios := make([]float64, len(a))
+	for i := range a {
+		ratios[i] = value(a[i]) / value(b[i])
+	}
+	return Median(ratios)
+}
+
+// Milliseconds returns d in milliseconds.
+func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// Microseconds returns d in microseconds.
+func Microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

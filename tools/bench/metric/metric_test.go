@@ -3,6 +3,7 @@ package metric
 import (
 	"math"
 	"testing"
+	"time"
 )
 
 func TestMet(t *testing.T) {
@@ -36,5 +37,17 @@ func TestMedian(t *testing.T) {
 		if got := Median(values); got != want {
 			t.Errorf("Median(%v) = %v, want %v", values, got, want)
 		}
+	}
+}
+
+// A round that is slow for both sides does not count twice.
+func TestMedianRatio(t *testing.T) {
+	t.Parallel()
+	value := func(ms int) float64 { return Milliseconds(time.Duration(ms) * time.Millisecond) }
+	if have := MedianRatio([]int{20, 200, 30}, []int{10, 100, 10}, value); have != 2 {
+		t.Errorf("ratio %v, want 2", have)
+	}
+	if have := MedianOf([]int{20, 200, 30}, value); have != 30 {
+		t.Errorf("median %v, want 30", have)
 	}
 }

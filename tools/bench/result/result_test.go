@@ -52,7 +52,7 @@ func TestJSON(t *testing.T) {
 	}
 	r.Metrics[0].Value = math.NaN()
 	if err := r.WriteJSON(&have); err == nil || !strings.Contains(err.Error(), `"queries"`) {
-		t.Errorf("a value that is no number: %v", err)
+		t.Errorf("a value that is not a number: %v", err)
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package debian makes sure that Debian packages are installed on this machine.
+// Package debian installs and downloads Debian packages.
 package debian
 
 import (
@@ -15,8 +15,8 @@ import (
 	"sync"
 )
 
-// Ensure installs those of packages that are missing, and does nothing when none is. It says on progress
-// what it installs. The error names the packages and what to do by hand.
+// Ensure installs the missing packages among those named. It reports on progress what it installs. The error names the packages
+// and the command to install them by hand.
 func Ensure(ctx context.Context, progress io.Writer, packages ...string) error {
 	missing, err := Missing(ctx, packages...)
 	if err != nil || len(missing) == 0 {
@@ -24,17 +24,17 @@ func Ensure(ctx context.Context, progress io.Writer, packages ...string) error {
 	}
 	list := strings.Join(missing, " ")
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("packages %s are missing and only root may install them; run as root: apt-get install --no-install-recommends %s", list, list)
+		return fmt.Errorf("packages %s are missing and only root can install them; run as root: apt-get install --no-install-recommends %s", list, list)
 	}
 	fmt.Fprintf(progress, "install Debian packages: %s\n", list)
 	return AptGet(ctx, append([]string{"install", "--yes", "--no-install-recommends"}, missing...)...)
 }
 
-// serial is held by who installs: of some locks, debconf's among them, the tools do not wait for others to let go.
+// serial serializes the package tools, some of which fail instead of waiting for a lock, such as debconf's.
 var serial sync.Mutex
 
-// Preseed answers the questions that packages will ask when they are installed, which would otherwise be answered by their
-// defaults. Each answer is a line of debconf-set-selections(1).
+// Preseed answers the questions that packages ask during their installation, which otherwise get default answers. Each answer
+// is a line of debconf-set-selections(1).
 func Preseed(ctx context.Context, answers ...string) error {
 	serial.Lock()
 	defer serial.Unlock()
@@ -46,12 +46,12 @@ func Preseed(ctx context.Context, answers ...string) error {
 	return nil
 }
 
-// AptGet runs apt-get, and once more after an update when it fails: the lists of a fresh machine may be
-// empty or name versions that are gone. Daemons that packages bring are not started. The error carries
-// the end of what apt-get said.
+// AptGet runs apt-get. If that fails it updates the package lists and tries once more, because the lists of a fresh machine may
+// be empty or name removed versions. Daemons of installed packages are not started. The error contains the end of apt-get's
+// output.
 func AptGet(ctx context.Context, args ...string) error { return aptGet(ctx, "", args...) }
 
-// aptGet is AptGet in the folder dir.
+// aptGet runs apt-get like AptGet, in the folder dir.
 func aptGet(ctx context.Context, dir string, args ...string) error {
 	serial.Lock()
 	defer serial.Unlock()
@@ -67,14 +67,14 @@ func aptGet(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
-// Download fetches packages, without those that they need, into the folder dir as *.deb files.
+// Download downloads packages, without their dependencies, into the folder dir as *.deb files.
 func Download(ctx context.Context, dir string, packages ...string) error {
-	// apt drops to a user of its own, who may not write here.
+	// apt's sandbox user may not write to this folder.
 	return aptGet(ctx, dir, append([]string{"--option=APT::Sandbox::User=root", "download"}, packages...)...)
 }
 
-// DownloadWhole fetches packages and all they depend on into the folder dir, whatever this machine has installed: apt is
-// shown an empty status file. It returns the *.deb files.
+// DownloadWhole downloads packages and all their dependencies into the folder dir, regardless of the packages installed on this
+// machine: apt reads an empty status file. It returns the *.deb files.
 func DownloadWhole(ctx context.Context, dir string, packages ...string) ([]string, error) {
 	archives := filepath.Join(dir, "archives")
 	if err := os.MkdirAll(filepath.Join(archives, "partial"), 0o755); err != nil {
@@ -86,7 +86,7 @@ func DownloadWhole(ctx context.Context, dir string, packages ...string) ([]strin
 	}
 	args := append([]string{
 		"-o", "Dir::State::status=" + status, "-o", "Dir::Cache::archives=" + archives,
-		// apt drops to a user of its own that may not write here.
+		// apt's sandbox user may not write to this folder.
 		"-o", "APT::Sandbox::User=root",
 		"install", "--yes", "--download-only", "--no-install-recommends",
 	}, packages...)
@@ -100,13 +100,13 @@ func DownloadWhole(ctx context.Context, dir string, packages ...string) ([]strin
 	return debs, err
 }
 
-// Missing returns those of packages that are not installed, sorted.
+// Missing returns the packages that are not installed, sorted.
 func Missing(ctx context.Context, packages ...string) ([]string, error) {
 	var missing []string
 	for _, p := range packages {
 		status, err := exec.CommandContext(ctx, "dpkg-query", "--show", "--showformat=${db:Status-Status}", p).Output()
 		if errors.Is(err, exec.ErrNotFound) {
-			return nil, fmt.Errorf("this machine is not a Debian one (no dpkg-query); install what the package %s holds yourself, or use Debian 12", p)
+			return nil, fmt.Errorf("this machine does not run Debian (no dpkg-query); install the content of package %s by hand, or use Debian 12", p)
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -119,12 +119,12 @@ func Missing(ctx context.Context, packages ...string) ([]string, error) {
 	return slices.Compact(missing), nil
 }
 
-// apt runs apt-get in the folder dir and returns the end of what it said.
+// apt runs apt-get in the folder dir and returns the end of its output.
 func apt(ctx context.Context, dir string, args ...string) (output string, err error) {
 	args = append([]string{"--quiet", "--option=DPkg::Lock::Timeout=300"}, args...)
 	cmd := exec.CommandContext(ctx, "apt-get", args...)
 	cmd.Dir = dir
-	// RUNLEVEL=1 keeps packages from starting the daemons that they bring.
+	// RUNLEVEL=1 keeps packages from starting their daemons.
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "LC_ALL=C.UTF-8")
 	said, err := cmd.CombinedOutput()
 	lines := bytes.Split(bytes.TrimSpace(said), []byte("\n"))

@@ -1,4 +1,4 @@
-// Package deb puts a program of a Debian package into an image, with the shared libraries that it needs and nothing else:
+// Package deb copies a program from a Debian package into an image, with the shared libraries that it needs and nothing else:
 // no shell, no package manager.
 //
 // In: packages and the path of a program in one of them. Out: the program, its loader and its libraries in a layer.
@@ -20,11 +20,11 @@ import (
 	"github.com/isthmus-net/isthmus/tools/images/oci"
 )
 
-// libraries is where an image has libraries: Debian's loader looks there when it is told nothing.
+// libraries is the folder of libraries in an image, one of the loader's default folders.
 const libraries = "/usr/lib/"
 
-// Add downloads packages with all that they depend on, as Debian has them now, and puts the program at a path of theirs into
-// an image, under the same path. The machine is a Debian one.
+// Add downloads the current versions of packages with all their dependencies, and copies the program at path into an image,
+// under the same path. It only works on a Debian machine.
 func Add(ctx context.Context, l *oci.Layer, path string, packages ...string) (err error) {
 	tmp, err := os.MkdirTemp("", "isthmus-debs-*")
 	if err != nil {
@@ -44,19 +44,19 @@ func Add(ctx context.Context, l *oci.Layer, path string, packages ...string) (er
 	return errors.Join(add(l, root, path), terms(l, root))
 }
 
-// terms puts what the packages' authors say of copying into an image.
+// terms copies the packages' copyright files into an image.
 func terms(l *oci.Layer, root string) error {
 	found, err := filepath.Glob(filepath.Join(root, "usr/share/doc/*/copyright"))
 	for _, file := range found {
 		if info, statErr := os.Stat(file); statErr != nil || !info.Mode().IsRegular() {
-			continue // a link to that of another package
+			continue // a link to the file of another package
 		}
 		err = errors.Join(err, l.File(strings.TrimPrefix(file, root), file, 0o644))
 	}
 	return err
 }
 
-// add puts a program below root into an image, and what it needs.
+// add copies a program below root, and the libraries that it needs, into an image.
 func add(l *oci.Layer, root, path string) error {
 	have, err := sharedObjects(root)
 	if err != nil {
@@ -73,7 +73,7 @@ func add(l *oci.Layer, root, path string) error {
 	if loader != "" {
 		found, ok := have[filepath.Base(loader)]
 		if !ok {
-			return fmt.Errorf("%s is started by %s, which no package has", path, loader)
+			return fmt.Errorf("%s needs the loader %s, which no package contains", path, loader)
 		}
 		if err := l.File(loader, found, 0o755); err != nil {
 			return err
@@ -87,7 +87,7 @@ func add(l *oci.Layer, root, path string) error {
 		}
 		found, ok := have[name]
 		if !ok {
-			return fmt.Errorf("%s needs %s, which no package has", path, name)
+			return fmt.Errorf("%s needs %s, which no package contains", path, name)
 		}
 		_, more, err := read(found)
 		if err != nil {
@@ -101,7 +101,7 @@ func add(l *oci.Layer, root, path string) error {
 	return nil
 }
 
-// read returns the loader of a program, empty for a library, and the libraries that it names, sorted.
+// read returns the loader of a program, empty for a library, and its needed libraries, sorted.
 func read(file string) (loader string, needed []string, err error) {
 	f, err := elf.Open(file)
 	if err != nil {
@@ -119,14 +119,14 @@ func read(file string) (loader string, needed []string, err error) {
 		loader = strings.TrimRight(string(name), "\x00")
 	}
 	if needed, err = f.ImportedLibraries(); err != nil {
-		return "", nil, fmt.Errorf("read what %s needs: %w", file, err)
+		return "", nil, fmt.Errorf("read the needed libraries of %s: %w", file, err)
 	}
 	slices.Sort(needed)
 	return loader, needed, nil
 }
 
-// sharedObjects are the libraries below root, by their names, links among them followed. Those of an odd place, such as a
-// program's own plugins, are none: the loader would not look there.
+// sharedObjects maps the names of the libraries below root to their files, with links resolved. It leaves out folders that the
+// loader does not search, such as those of plugins.
 func sharedObjects(root string) (map[string]string, error) {
 	found := map[string]string{}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -145,7 +145,7 @@ func sharedObjects(root string) (map[string]string, error) {
 		}
 		to, err := filepath.EvalSymlinks(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // a link to what another package would have
+			return nil // a link to a file of another package
 		}
 		if err == nil && found[d.Name()] == "" {
 			found[d.Name()] = to

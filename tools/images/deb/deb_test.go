@@ -17,7 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// TestRunsAlone: a program runs from its image, in which there is nothing else to run. Its package's terms come along.
+// A program runs from its image, which contains no other executable. Its package's copyright file is included.
 func TestRunsAlone(t *testing.T) {
 	netlab.Privileged(t)
 	archive := filepath.Join(t.TempDir(), "image.tar")
@@ -42,7 +42,7 @@ func TestRunsAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(can) != 2 || can[1] != "/usr/sbin/keepalived" || !strings.HasPrefix(filepath.Base(can[0]), "ld-linux") {
-		t.Errorf("what can be run in the image: %v", can)
+		t.Errorf("executables in the image: %v", can)
 	}
 	if _, err := os.Stat(filepath.Join(root, "usr/share/doc/keepalived/copyright")); err != nil {
 		t.Error(err)
@@ -50,11 +50,11 @@ func TestRunsAlone(t *testing.T) {
 	if err := oci.Write(archive, oci.Spec{Names: []string{"isthmus/x:dev"}}, func(l *oci.Layer) error {
 		return deb.Add(t.Context(), l, "/usr/sbin/none-such", "keepalived")
 	}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a program that no package has: %v", err)
+		t.Errorf("a program that no package contains: %v", err)
 	}
 }
 
-// unpack returns a folder with the files of an archive's only layer, its largest blob.
+// unpack returns a folder with the files of an archive's only layer, which is its largest blob.
 func unpack(t *testing.T, archive string) string {
 	t.Helper()
 	f, err := os.Open(archive)

@@ -1,9 +1,8 @@
-// Package oci writes container images as OCI archives, without a container engine: one
-// uncompressed layer filled by the caller, the same bytes for the same input.
+// Package oci writes container images as OCI archives, without a container engine. An image has one uncompressed layer, which
+// the caller fills. The same input produces the same bytes.
 //
-// In: a Spec and a function that fills the layer. Out: a tar file in the OCI image layout,
-// which `ctr images import` and other engines accept. Names may be short, as people write
-// them in a pod; the archive carries the full form a kubelet looks for.
+// In: a Spec and a function that fills the layer. Out: a tar file in the OCI image layout, which `ctr images import` and other
+// engines accept. Names may be short, as in a pod; the archive contains the full form that a kubelet looks for.
 package oci
 
 import (
@@ -28,11 +27,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// nameAnnotation is where containerd looks for the full name of an image in an archive:
+// nameAnnotation is the annotation in which containerd expects the full name of an image:
 // https://github.com/containerd/containerd/blob/main/core/images/annotations.go
 const nameAnnotation = "io.containerd.image.name"
 
-// Spec is everything about an image but its files.
+// Spec describes an image except for its files.
 type Spec struct {
 	Names      []string // at least one, "isthmus/agent:dev"; short forms allowed
 	Entrypoint []string
@@ -41,14 +40,14 @@ type Spec struct {
 	Labels     map[string]string
 }
 
-// Image is one name in an archive.
+// Image is a name in an archive.
 type Image struct {
 	Name   string // full form
 	Digest string // of the manifest, "sha256:..."
 }
 
-// FullName turns "nicolaka/netshoot:v0.15" into the name containerd keeps the image under.
-// A missing tag means "latest".
+// FullName returns the name under which containerd stores an image, such as docker.io/nicolaka/netshoot:v0.15 for
+// nicolaka/netshoot:v0.15. A missing tag means "latest".
 func FullName(name string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
@@ -57,12 +56,12 @@ func FullName(name string) (string, error) {
 	return reference.TagNameOnly(named).String(), nil
 }
 
-// Write makes the archive at file, replacing it as a whole or not at all.
+// Write writes the archive to file, replacing it atomically.
 func Write(file string, spec Spec, fill func(*Layer) error) (err error) {
 	if len(spec.Names) == 0 {
 		return errors.New("image without a name")
 	}
-	// A directory beside the target: renaming stays within one file system.
+	// The temporary directory is beside the target, so that renaming stays within one file system.
 	tmp, err := os.MkdirTemp(filepath.Dir(file), ".oci-*")
 	if err != nil {
 		return err
@@ -220,13 +219,13 @@ func addFile(w *tar.Writer, name, file string, mode int64) error {
 	return err
 }
 
-// header has the same owner and time for every file: archives depend on content alone.
+// header sets the same owner and time for every file, so that archives depend on content alone.
 func header(name string, size, mode int64) *tar.Header {
 	return &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: mode, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
 }
 
-// Layer receives the files of an image. Paths are absolute, in the image; missing parent
-// directories are made. The first entry for a path wins and later ones are dropped.
+// Layer receives the files of an image. Paths are absolute paths in the image. Missing parent directories are created. The
+// first entry of a path wins; later ones are dropped.
 type Layer struct {
 	w    *tar.Writer
 	seen map[string]bool
@@ -250,17 +249,17 @@ func (l *Layer) Text(name, content string) error {
 	return addBytes(l.w, name, []byte(content))
 }
 
-// Symlink makes name point to target.
+// Symlink creates a symbolic link from name to target.
 func (l *Layer) Symlink(name, target string) error {
 	return l.Entry(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}, nil)
 }
 
-// Dir makes a directory.
+// Dir creates a directory.
 func (l *Layer) Dir(name string, mode int64) error {
 	return l.Entry(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode}, nil)
 }
 
-// Entry copies an entry of another tar, with owner and time normalised.
+// Entry copies an entry of another tar, with owner and time normalized.
 func (l *Layer) Entry(h *tar.Header, content io.Reader) error {
 	name, fresh, err := l.claim(h.Name)
 	if err != nil || !fresh {
@@ -287,10 +286,10 @@ func (l *Layer) Entry(h *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// Has says whether the layer holds a path already.
+// Has reports whether the layer contains a path already.
 func (l *Layer) Has(name string) bool { return l.seen[clean(name)] }
 
-// claim returns the name inside the tar, and whether it is new. It makes the parents.
+// claim returns the name inside the tar, and whether it is new. It creates the parents.
 func (l *Layer) claim(name string) (string, bool, error) {
 	name = clean(name)
 	if name == "" || l.seen[name] {
@@ -305,12 +304,12 @@ func (l *Layer) claim(name string) (string, bool, error) {
 	return name, true, nil
 }
 
-// clean makes "./usr/bin/", "/usr/bin" and "usr/bin" the same.
+// clean returns the same name for "./usr/bin/", "/usr/bin" and "usr/bin".
 func clean(name string) string {
 	return strings.TrimPrefix(path.Clean("/"+name), "/")
 }
 
-// layerFile is an uncompressed layer in a file, as go-containerregistry wants to see it.
+// layerFile is an uncompressed layer in a file. It implements go-containerregistry's v1.Layer.
 type layerFile struct {
 	path string
 	sum  string

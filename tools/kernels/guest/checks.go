@@ -15,14 +15,14 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// check is one thing that must work on every kernel.
+// check is a test that must pass on every kernel.
 type check struct {
 	name string
-	run  func(context.Context, *world) error
+	run  func(context.Context, *testbed) error
 }
 
 var checks = []check{
-	{"every hook is attached", func(_ context.Context, w *world) error { return w.agent.Status().Ready() }},
+	{"every hook is attached", func(_ context.Context, tb *testbed) error { return tb.agent.Status().Ready() }},
 	{"TCP over IPv4", connects("tcp4", echoVIPs[0])},
 	{"TCP over IPv6", connects("tcp6", echoVIPs[1])},
 	{"TCP over IPv4 of a socket for both families", connectsMapped},
@@ -35,29 +35,29 @@ var checks = []check{
 	{"a VIP without backends refuses TCP over IPv6", refuses("tcp6", emptyVIPs[1])},
 	{"a VIP without backends refuses UDP over IPv4", refuses("udp4", emptyVIPs[0])},
 	{"a VIP without backends refuses UDP over IPv6", refuses("udp6", emptyVIPs[1])},
-	{"an agent started anew writes nothing", adopts},
+	{"a restarted agent writes nothing", adopts},
 	{"a socket of a removed UDP backend is closed", closesStale},
 	{"a gateway's balancer loads", loadsGateway},
 }
 
-// at returns the port of a VIP that everybody serves.
+// at returns the address and port of a VIP.
 func at(vip netip.Addr) netip.AddrPort { return netip.AddrPortFrom(vip, servedPort) }
 
 // dial connects in the client's namespace.
-func (w *world) dial(ctx context.Context, d *net.Dialer, network string, to netip.AddrPort) (c net.Conn, err error) {
-	err = w.client.Do(func() error {
+func (tb *testbed) dial(ctx context.Context, d *net.Dialer, network string, to netip.AddrPort) (c net.Conn, err error) {
+	err = tb.client.Do(func() error {
 		c, err = d.DialContext(ctx, network, to.String())
 		return err
 	})
 	return c, err
 }
 
-// connects returns a check that a connection to a VIP is answered, and that the socket says the VIP.
-func connects(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
+// connects returns a check that a connection to a VIP is answered, and that the socket's peer address is the VIP.
+func connects(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, tb *testbed) error {
 		d := &net.Dialer{}
 		d.SetMultipathTCP(false)
-		c, err := w.dial(ctx, d, network, at(vip))
+		c, err := tb.dial(ctx, d, network, at(vip))
 		if err != nil {
 			return err
 		}
@@ -69,12 +69,12 @@ func connects(network string, vip netip.Addr) func(context.Context, *world) erro
 	}
 }
 
-// connectsMPTCP is connects for a socket that may use several paths. Its name is the backend's: the kernel
-// connects a socket of its own for each path.
-func connectsMPTCP(ctx context.Context, w *world) error {
+// connectsMPTCP checks a connection of an MPTCP socket. It does not check the peer address, which is the backend's: the kernel
+// connects a separate socket for each subflow.
+func connectsMPTCP(ctx context.Context, tb *testbed) error {
 	d := &net.Dialer{}
 	d.SetMultipathTCP(true)
-	c, err := w.dial(ctx, d, "tcp4", at(echoVIPs[0]))
+	c, err := tb.dial(ctx, d, "tcp4", at(echoVIPs[0]))
 	if err != nil {
 		return err
 	}
@@ -87,10 +87,10 @@ func connectsMPTCP(ctx context.Context, w *world) error {
 	return isAnswered(ctx, c)
 }
 
-// connectsMapped connects an IPv6 socket to an IPv4 VIP, as programs with one socket for both do.
-func connectsMapped(ctx context.Context, w *world) error {
+// connectsMapped connects an IPv6 socket to an IPv4 VIP, as dual-stack programs do.
+func connectsMapped(ctx context.Context, tb *testbed) error {
 	var fd int
-	err := w.client.Do(func() (err error) {
+	err := tb.client.Do(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return fmt.Errorf("make socket: %w", err)
 		}
@@ -100,7 +100,7 @@ func connectsMapped(ctx context.Context, w *world) error {
 		return err
 	}
 	defer unix.Close(fd)
-	limit := unix.NsecToTimeval(int64(patience))
+	limit := unix.NsecToTimeval(int64(checkTimeout))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil {
 		return fmt.Errorf("set timeout: %w", err)
 	}
@@ -110,18 +110,18 @@ func connectsMapped(ctx context.Context, w *world) error {
 	return saysPeerFD(fd, at(echoVIPs[0]))
 }
 
-// asks returns a check that an unconnected socket gets its answer from the VIP.
-func asks(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
+// asks returns a check that an unconnected socket receives its answer from the VIP.
+func asks(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, tb *testbed) error {
 		var c net.PacketConn
-		if err := w.client.Do(func() (err error) {
+		if err := tb.client.Do(func() (err error) {
 			c, err = new(net.ListenConfig).ListenPacket(ctx, network, ":0")
 			return err
 		}); err != nil {
 			return err
 		}
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(checkTimeout)); err != nil {
 			return err
 		}
 		if _, err := c.WriteTo([]byte("ask"), net.UDPAddrFromAddrPort(at(vip))); err != nil {
@@ -142,41 +142,41 @@ func asks(network string, vip netip.Addr) func(context.Context, *world) error {
 	}
 }
 
-// refuses returns a check that a VIP refuses at once, and that this is counted.
-func refuses(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
-		before := w.agent.Status().Refusals[bpf.DropNoBackend]
-		c, err := w.dial(ctx, &net.Dialer{}, network, at(vip))
+// refuses returns a check that a VIP without backends refuses immediately, and that the refusal is counted.
+func refuses(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, tb *testbed) error {
+		before := tb.agent.Status().Refusals[bpf.DropNoBackend]
+		c, err := tb.dial(ctx, &net.Dialer{}, network, at(vip))
 		if err == nil {
 			return errors.Join(fmt.Errorf("connected to %s", c.RemoteAddr()), c.Close())
 		}
 		if !errors.Is(err, unix.ECONNREFUSED) {
 			return err
 		}
-		// A socket may be tried again as plain TCP, which is refused and counted once more.
-		if after := w.agent.Status().Refusals[bpf.DropNoBackend]; after <= before {
+		// The kernel may retry an MPTCP socket as plain TCP, and count a second refusal.
+		if after := tb.agent.Status().Refusals[bpf.DropNoBackend]; after <= before {
 			return fmt.Errorf("refusals counted: %d, then %d", before, after)
 		}
 		return nil
 	}
 }
 
-// adopts checks that another agent finds everything as the first one left it.
-func adopts(ctx context.Context, w *world) error {
-	if err := w.restartAgent(ctx); err != nil {
+// adopts checks that a restarted agent adopts the state of its predecessor.
+func adopts(ctx context.Context, tb *testbed) error {
+	if err := tb.restartAgent(ctx); err != nil {
 		return err
 	}
-	if n := w.agent.Status().Writes; n != 0 {
+	if n := tb.agent.Status().Writes; n != 0 {
 		return fmt.Errorf("%d writes", n)
 	}
-	return connects("tcp4", echoVIPs[0])(ctx, w)
+	return connects("tcp4", echoVIPs[0])(ctx, tb)
 }
 
-// isAnswered sends something and wants it back.
+// isAnswered sends data and expects it back.
 func isAnswered(ctx context.Context, c net.Conn) error {
 	limit, ok := ctx.Deadline()
 	if !ok {
-		limit = time.Now().Add(patience)
+		limit = time.Now().Add(checkTimeout)
 	}
 	if err := c.SetDeadline(limit); err != nil {
 		return err
@@ -193,7 +193,7 @@ func isAnswered(ctx context.Context, c net.Conn) error {
 	return nil
 }
 
-// saysPeer asks the kernel whom c is connected to.
+// saysPeer checks the peer address of c, as the kernel reports it.
 func saysPeer(c net.Conn, want netip.AddrPort) error {
 	raw, err := c.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -219,13 +219,13 @@ func saysPeerFD(fd int, want netip.AddrPort) error {
 		have = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
 	}
 	if have != want {
-		return fmt.Errorf("getpeername says %s, want %s", have, want)
+		return fmt.Errorf("getpeername returns %s, want %s", have, want)
 	}
 	return nil
 }
 
-// loadsGateway checks that the kernel takes a gateway's program. To attach it needs TCX.
-func loadsGateway(context.Context, *world) error {
+// loadsGateway checks that the kernel loads a gateway's program. Attaching it requires TCX.
+func loadsGateway(context.Context, *testbed) error {
 	spec, err := bpf.LoadGatewaySpec()
 	if err != nil {
 		return err

@@ -11,15 +11,15 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// gatewayVIPs are those of a gateway's balancer, which the node has beside its packet path.
+// gatewayVIPs are the VIPs of the gateway's balancer on the node, besides those of its packet path.
 var gatewayVIPs = []netip.Addr{netip.MustParseAddr("243.0.0.9"), netip.MustParseAddr("fd24::9")}
 
-// gatewayChecks are those of a gateway's eBPF balancer, in the node between.
+// gatewayChecks returns the checks of a gateway's eBPF balancer on the node.
 func gatewayChecks() []check {
-	all := []check{{"gateway: it balances on its devices", func(ctx context.Context, w *world) error { return w.balance(ctx) }}}
+	all := []check{{"gateway: balances on its devices", func(ctx context.Context, tb *testbed) error { return tb.balance(ctx) }}}
 	for _, when := range []string{"", ", after a restart"} {
 		if when != "" {
-			all = append(all, check{"gateway: it starts anew", func(ctx context.Context, w *world) error { return w.balance(ctx) }})
+			all = append(all, check{"gateway: restarts", func(ctx context.Context, tb *testbed) error { return tb.balance(ctx) }})
 		}
 		for _, network := range []string{"tcp4", "tcp6", "udp4", "udp6"} {
 			vip := gatewayVIPs[strings.Count(network, "6")]
@@ -30,16 +30,16 @@ func gatewayChecks() []check {
 }
 
 // balance makes the node a gateway, as a new process would.
-func (w *world) balance(ctx context.Context) error {
-	if w.gatewayBPFFS == "" {
-		dir, err := w.mountBPFFS()
+func (tb *testbed) balance(ctx context.Context) error {
+	if tb.gatewayBPFFS == "" {
+		dir, err := tb.mountBPFFS()
 		if err != nil {
 			return err
 		}
-		w.gatewayBPFFS = dir
-		w.undo = append(w.undo, func() error { return w.node.Do(func() error { return ebpf.Remove(dir) }) })
+		tb.gatewayBPFFS = dir
+		tb.undo = append(tb.undo, func() error { return tb.node.Do(func() error { return ebpf.Remove(dir) }) })
 	}
-	cfg := ebpf.Config{BPFFS: w.gatewayBPFFS, Flows: 1024, Log: slog.New(slog.DiscardHandler)}
+	cfg := ebpf.Config{BPFFS: tb.gatewayBPFFS, Flows: 1024, Log: slog.New(slog.DiscardHandler)}
 	state := desired.State{Cluster: "a", Group: "edge", Balancer: desired.EBPF}
 	for i, l := range links {
 		cfg.Devices = append(cfg.Devices, netlab.DeviceName(l.nodeIn), netlab.DeviceName(l.nodeOut))
@@ -51,7 +51,7 @@ func (w *world) balance(ctx context.Context) error {
 		}
 		state.VIPs = append(state.VIPs, v)
 	}
-	return w.node.Do(func() error {
+	return tb.node.Do(func() error {
 		b, err := ebpf.Open(cfg)
 		if err != nil {
 			return err
@@ -59,6 +59,6 @@ func (w *world) balance(ctx context.Context) error {
 		if err := b.Apply(ctx, &state); err != nil {
 			return err
 		}
-		return b.Close(ctx, false) // it goes on in the kernel
+		return b.Close(ctx, false) // the programs stay in the kernel
 	})
 }

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modules is the folder of the initramfs with the kernel's modules, named in the order to load them in.
+// modules is the folder of the kernel's modules in the initramfs. Their names sort in load order.
 const modules = "/modules"
 
-// emulated reports whether this is the first process of a machine made for it, whose kernel has modules of our
-// choice: SCTP among them, which this machine's own may not have.
+// emulated reports whether this is the first process of an emulated machine. Its kernel has all modules of the checks; the
+// native kernel may lack SCTP.
 func emulated() bool { return os.Getpid() == 1 }
 
-// setUpMachine mounts what every Linux system has and loads the modules.
+// setUpMachine mounts the usual filesystems and loads the modules.
 func setUpMachine() error {
 	for _, m := range []struct{ kind, at string }{
 		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/tmp"}, {"cgroup2", "/sys/fs/cgroup"},
@@ -24,7 +24,7 @@ func setUpMachine() error {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {
 			return err
 		}
-		// The kernel may have mounted its devices by itself.
+		// The kernel may have mounted devtmpfs already.
 		if err := unix.Mount(m.kind, m.at, m.kind, 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
 			return fmt.Errorf("mount %s on %s: %w", m.kind, m.at, err)
 		}

@@ -1,9 +1,9 @@
-// Guest is what `make test-kernels` runs on every kernel: an agent, two nodes' worth of network and real
-// sockets. As the first process of a virtual machine it sets the machine up before and switches it off
-// after; else it runs where it is started, which must be network and mount namespaces of its own.
+// Guest is the program that `make test-kernels` runs on every kernel: an agent, the network of two nodes, and real sockets. As
+// the first process of a virtual machine it sets up the machine first and powers it off at the end. Otherwise it must be
+// started in its own network and mount namespaces.
 //
-// It says one line for each check, "PASS name (time)" or "FAIL name: why", and ends with "END n passed, m
-// failed". Without that last line the run was cut short.
+// It writes one line per check, "PASS name (time)" or "FAIL name: why", and ends with "END n passed, m failed". A missing last
+// line means that the run was cut short.
 package main
 
 import (
@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long one check may take; emulated machines are slow.
-const patience = 3 * time.Minute
+// checkTimeout is the time limit of one check; emulated machines are slow.
+const checkTimeout = 3 * time.Minute
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == pod {
@@ -37,11 +37,11 @@ func main() {
 	}
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
 		fmt.Fprintln(os.Stdout, "FAIL power off:", err)
-		os.Exit(1) // the kernel panics, which ends the machine too
+		os.Exit(1) // the kernel panics, which also ends the machine
 	}
 }
 
-// run makes a world, runs every check in it and takes it away. It returns an exit code.
+// run sets up a testbed, runs all checks in it and closes it. It returns an exit code.
 func run(out io.Writer) int {
 	var passed, failed int
 	say := func(name string, begin time.Time, err error) {
@@ -55,23 +55,23 @@ func run(out io.Writer) int {
 		fmt.Fprintf(out, "PASS %s (%s)\n", name, time.Since(begin).Round(time.Millisecond))
 	}
 	begin := time.Now()
-	w, err := newWorld(context.Background())
+	tb, err := newTestbed(context.Background())
 	say("the agent starts and serves a snapshot", begin, err)
 	if err == nil {
 		for _, c := range slices.Concat(checks, packetChecks(), gatewayChecks()) {
 			begin := time.Now()
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			say(c.name, begin, c.run(ctx, w))
+			ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
+			say(c.name, begin, c.run(ctx, tb))
 			cancel()
 		}
 	}
 	begin = time.Now()
-	say("nothing is left", begin, errors.Join(w.close(), w.nothingLeft()))
+	say("cleanup leaves nothing behind", begin, errors.Join(tb.close(), tb.nothingLeft()))
 	fmt.Fprintf(out, "END %d passed, %d failed\n", passed, failed)
 	return min(failed, 1)
 }
 
-// explain says what a kernel's verifier had to say last, if that is what err is about.
+// explain writes the end of the verifier's log, if err contains one.
 func explain(out io.Writer, err error) {
 	var refused *ebpf.VerifierError
 	if !errors.As(err, &refused) {

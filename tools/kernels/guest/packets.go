@@ -19,67 +19,67 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/packetpath"
 )
 
-// packetChecks are those of the packet path: the client's sockets are outside of every cgroup that is served,
-// and the node between translates.
+// packetChecks returns the checks of the packet path: the client's sockets are outside of every served cgroup, and the node
+// translates their packets.
 func packetChecks() []check {
 	all := []check{
-		{"packets: a node serves its devices", func(ctx context.Context, w *world) error { return w.servePackets(ctx, false) }},
-		{"what the kernel lacks is told", lacksAreTold},
+		{"packets: a node serves its devices", func(ctx context.Context, tb *testbed) error { return tb.servePackets(ctx, false) }},
+		{"missing kernel features are reported", missingIsReported},
 	}
-	for _, road := range []string{"slow", "fast"} {
-		if road == "fast" {
-			all = append(all, check{"packets: a restart takes the fast road", func(ctx context.Context, w *world) error { return w.servePackets(ctx, true) }})
+	for _, path := range []string{"slow", "fast"} {
+		if path == "fast" {
+			all = append(all, check{"packets: a restart switches to the fast path", func(ctx context.Context, tb *testbed) error { return tb.servePackets(ctx, true) }})
 		}
 		all = append(all,
-			check{"packets, " + road + " road: TCP over IPv4", outside(connects("tcp4", echoVIPs[0]))},
-			check{"packets, " + road + " road: TCP over IPv6", outside(connects("tcp6", echoVIPs[1]))},
-			check{"packets, " + road + " road: UDP over IPv4", outside(connects("udp4", echoVIPs[0]))},
-			check{"packets, " + road + " road: UDP over IPv6", outside(connects("udp6", echoVIPs[1]))},
-			check{"packets, " + road + " road: TCP over IPv4 is refused", outside(refusesTCP("tcp4", emptyVIPs[0]))},
-			check{"packets, " + road + " road: TCP over IPv6 is refused", outside(refusesTCP("tcp6", emptyVIPs[1]))},
-			check{"packets, " + road + " road: UDP over IPv4 is refused", outside(refusesUDP("udp4", emptyVIPs[0]))},
-			check{"packets, " + road + " road: UDP over IPv6 is refused", outside(refusesUDP("udp6", emptyVIPs[1]))},
-			check{"packets, " + road + " road: an address nobody serves is refused", outside(refusesTCP("tcp4", netip.MustParseAddr("243.0.0.77")))},
+			check{"packets, " + path + " path: TCP over IPv4", outside(connects("tcp4", echoVIPs[0]))},
+			check{"packets, " + path + " path: TCP over IPv6", outside(connects("tcp6", echoVIPs[1]))},
+			check{"packets, " + path + " path: UDP over IPv4", outside(connects("udp4", echoVIPs[0]))},
+			check{"packets, " + path + " path: UDP over IPv6", outside(connects("udp6", echoVIPs[1]))},
+			check{"packets, " + path + " path: TCP over IPv4 is refused", outside(refusesTCP("tcp4", emptyVIPs[0]))},
+			check{"packets, " + path + " path: TCP over IPv6 is refused", outside(refusesTCP("tcp6", emptyVIPs[1]))},
+			check{"packets, " + path + " path: UDP over IPv4 is refused", outside(refusesUDP("udp4", emptyVIPs[0]))},
+			check{"packets, " + path + " path: UDP over IPv6 is refused", outside(refusesUDP("udp6", emptyVIPs[1]))},
+			check{"packets, " + path + " path: an address without a Service is refused", outside(refusesTCP("tcp4", netip.MustParseAddr("243.0.0.77")))},
 		)
 		if emulated() {
-			all = append(all, check{"packets, " + road + " road: SCTP over IPv4", outside(connectsSCTP)})
+			all = append(all, check{"packets, " + path + " path: SCTP over IPv4", outside(connectsSCTP)})
 		}
 	}
 	return all
 }
 
-// ranges are where the VIPs are from.
+// ranges contain the VIPs.
 var ranges = []netip.Prefix{prefix("243.0.0.0/8"), prefix("fd24::/64")}
 
-// servePackets makes the node translate packets, in a cgroup and a BPF filesystem of their own.
-func (w *world) servePackets(ctx context.Context, fast bool) error {
-	if w.packetCfg.BPFFS == "" {
-		if err := w.placePackets(); err != nil {
+// servePackets makes the node translate packets, with a separate cgroup and BPF filesystem.
+func (tb *testbed) servePackets(ctx context.Context, fast bool) error {
+	if tb.packetCfg.BPFFS == "" {
+		if err := tb.placePackets(); err != nil {
 			return err
 		}
 	}
-	if w.packets != nil {
-		if err := w.packets.Close(); err != nil {
+	if tb.packets != nil {
+		if err := tb.packets.Close(); err != nil {
 			return err
 		}
-		w.packets = nil
+		tb.packets = nil
 	}
-	w.packetCfg.FastPath = fast
-	d, err := packetpath.Serve(ctx, w.node, w.packetCfg, lb.Input{Snapshot: snapshot(), Ranges: ranges})
+	tb.packetCfg.FastPath = fast
+	d, err := packetpath.Serve(ctx, tb.node, tb.packetCfg, lb.Input{Snapshot: snapshot(), Ranges: ranges})
 	if err != nil {
 		return err
 	}
-	w.packets = d
+	tb.packets = d
 	return nil
 }
 
-func (w *world) placePackets() error {
-	cgroup, err := netlab.NewCgroup() // nobody is ever in it
+func (tb *testbed) placePackets() error {
+	cgroup, err := netlab.NewCgroup() // it stays empty
 	if err != nil {
 		return err
 	}
-	w.undo = append(w.undo, cgroup.Close)
-	dir, err := w.mountBPFFS()
+	tb.undo = append(tb.undo, cgroup.Close)
+	dir, err := tb.mountBPFFS()
 	if err != nil {
 		return err
 	}
@@ -87,39 +87,39 @@ func (w *world) placePackets() error {
 	for _, l := range links {
 		cfg.Devices = append(cfg.Devices, netlab.DeviceName(l.nodeIn), netlab.DeviceName(l.nodeOut))
 	}
-	w.packetCfg = cfg
-	w.undo = append(w.undo,
-		func() error { return w.node.Do(func() error { return datapath.Remove(cfg) }) },
+	tb.packetCfg = cfg
+	tb.undo = append(tb.undo,
+		func() error { return tb.node.Do(func() error { return datapath.Remove(cfg) }) },
 		func() error {
-			if w.packets == nil {
+			if tb.packets == nil {
 				return nil
 			}
-			return w.packets.Close()
+			return tb.packets.Close()
 		})
 	return nil
 }
 
-// outside runs a check with sockets that no program translates.
-func outside(run func(context.Context, *world) error) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
-		if w.packets == nil {
+// outside runs a check with sockets outside of the served cgroup.
+func outside(run func(context.Context, *testbed) error) func(context.Context, *testbed) error {
+	return func(ctx context.Context, tb *testbed) error {
+		if tb.packets == nil {
 			return errors.New("the node does not serve packets")
 		}
-		if err := w.cgroup.Leave(); err != nil {
+		if err := tb.cgroup.Leave(); err != nil {
 			return err
 		}
-		return errors.Join(run(ctx, w), w.cgroup.Enter())
+		return errors.Join(run(ctx, tb), tb.cgroup.Enter())
 	}
 }
 
-// soon is how long a refusal may take: it needs one round trip, and a lost packet would be sent again after a second.
+// soon is the time limit of a refusal. One round trip suffices; a lost packet would be sent again after a second.
 const soon = 900 * time.Millisecond
 
-// refusesTCP returns a check that a connection is refused by an answer.
-func refusesTCP(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
+// refusesTCP returns a check that a TCP connection is refused with a reset.
+func refusesTCP(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, tb *testbed) error {
 		begin := time.Now()
-		c, err := w.dial(ctx, &net.Dialer{}, network, at(vip))
+		c, err := tb.dial(ctx, &net.Dialer{}, network, at(vip))
 		if err == nil {
 			return errors.Join(fmt.Errorf("connected to %s", c.RemoteAddr()), c.Close())
 		}
@@ -127,10 +127,10 @@ func refusesTCP(network string, vip netip.Addr) func(context.Context, *world) er
 	}
 }
 
-// refusesUDP returns a check that a datagram is refused by an answer.
-func refusesUDP(network string, vip netip.Addr) func(context.Context, *world) error {
-	return func(ctx context.Context, w *world) error {
-		c, err := w.dial(ctx, &net.Dialer{}, network, at(vip))
+// refusesUDP returns a check that a datagram is refused with an ICMP error.
+func refusesUDP(network string, vip netip.Addr) func(context.Context, *testbed) error {
+	return func(ctx context.Context, tb *testbed) error {
+		c, err := tb.dial(ctx, &net.Dialer{}, network, at(vip))
 		if err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func refusesUDP(network string, vip netip.Addr) func(context.Context, *world) er
 		begin := time.Now()
 		err = isAnswered(ctx, c)
 		if err == nil {
-			return errors.New("there was an answer")
+			return errors.New("it was answered")
 		}
 		return isRefused(begin, err)
 	}
@@ -154,29 +154,29 @@ func isRefused(begin time.Time, err error) error {
 	return nil
 }
 
-// lacksAreTold checks that what this kernel does not have is said, and nothing else.
-func lacksAreTold(ctx context.Context, w *world) error {
-	if w.packets == nil {
+// missingIsReported checks that the features that this kernel lacks are reported, and no others.
+func missingIsReported(ctx context.Context, tb *testbed) error {
+	if tb.packets == nil {
 		return errors.New("the node does not serve packets")
 	}
-	told := w.packets.Missing()
-	tells := func(what string) bool {
-		return slices.ContainsFunc(told, func(s string) bool { return strings.Contains(s, what) })
+	reported := tb.packets.Missing()
+	isReported := func(feature string) bool {
+		return slices.ContainsFunc(reported, func(s string) bool { return strings.Contains(s, feature) })
 	}
 	release, err := kernel()
 	if err != nil {
 		return err
 	}
 	older := func(major, minor int) bool { return slices.Compare(release, []int{major, minor}) < 0 }
-	for what, want := range map[string]bool{"TCX": older(6, 6), "bpf_sock_destroy": older(6, 5), "MPTCP": false} {
-		if tells(what) != want {
-			return fmt.Errorf("it is said that the kernel lacks %s: %t, want %t; said is %q", what, !want, want, told)
+	for feature, want := range map[string]bool{"TCX": older(6, 6), "bpf_sock_destroy": older(6, 5), "MPTCP": false} {
+		if isReported(feature) != want {
+			return fmt.Errorf("%s reported as missing: %t, want %t; reported: %q", feature, !want, want, reported)
 		}
 	}
 	return nil
 }
 
-// kernel returns the first two numbers of the kernel's release.
+// kernel returns the major and minor version of the running kernel.
 func kernel() ([]int, error) {
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	if err != nil {

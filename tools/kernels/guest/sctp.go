@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newSCTP makes an SCTP socket that is used like one of TCP, and gives up after patience.
+// newSCTP makes a one-to-one SCTP socket with timeouts.
 func newSCTP() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 	if err != nil {
 		return -1, fmt.Errorf("make SCTP socket: %w", err)
 	}
-	limit := unix.NsecToTimeval(int64(patience))
+	limit := unix.NsecToTimeval(int64(checkTimeout))
 	for _, option := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &limit); err != nil {
 			return -1, errors.Join(fmt.Errorf("set timeout: %w", err), unix.Close(fd))
@@ -23,8 +23,8 @@ func newSCTP() (int, error) {
 	return fd, nil
 }
 
-// startSCTP makes the backend send back what it gets by SCTP. It is called in the backend's namespace.
-func (w *world) startSCTP() error {
+// startSCTP starts an SCTP echo server. It must be called in the backend's namespace.
+func (tb *testbed) startSCTP() error {
 	l, err := newSCTP()
 	if err != nil {
 		return err
@@ -44,7 +44,7 @@ func (w *world) startSCTP() error {
 			}
 			var b [64]byte
 			if n, err := unix.Read(c, b[:]); err == nil {
-				_, _ = unix.Write(c, b[:n]) // the client misses its answer and says so
+				_, _ = unix.Write(c, b[:n]) // a missing answer fails the check at the client
 			}
 			_ = unix.Close(c)
 		}
@@ -52,11 +52,11 @@ func (w *world) startSCTP() error {
 	return nil
 }
 
-// connectsSCTP checks that an association with a VIP is answered. The backend has another port, so that every
-// packet needs another checksum.
-func connectsSCTP(_ context.Context, w *world) (err error) {
+// connectsSCTP checks that an association with a VIP is answered. The backend has another port, so every packet needs a new
+// checksum.
+func connectsSCTP(_ context.Context, tb *testbed) (err error) {
 	var fd int
-	if err := w.client.Do(func() error {
+	if err := tb.client.Do(func() error {
 		fd, err = newSCTP()
 		return err
 	}); err != nil {

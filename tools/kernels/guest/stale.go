@@ -18,8 +18,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// pod is the argument that makes this program an ordinary one: it asks a VIP by UDP, says so, and then waits for
-// what comes, and says that.
+// pod is the argument that runs this program as an ordinary UDP client of a VIP. It reports the first answer, waits on its
+// socket, and reports the outcome.
 const pod = "pod"
 
 const (
@@ -34,13 +34,13 @@ func runPod(out io.Writer) int {
 			return err
 		}
 		defer c.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
 		defer cancel()
 		if err := isAnswered(ctx, c); err != nil {
 			return err
 		}
 		fmt.Fprintln(out, podAnswered)
-		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(checkTimeout)); err != nil {
 			return err
 		}
 		_, err = c.Read(make([]byte, 8))
@@ -54,15 +54,15 @@ func runPod(out io.Writer) int {
 	return 1
 }
 
-// closesStale checks that a program hears at once that the UDP backend it talks to is gone, in a network namespace
-// of its own.
-func closesStale(ctx context.Context, w *world) (err error) {
+// closesStale checks that the UDP socket of a program in another network namespace is closed immediately when its backend is
+// removed.
+func closesStale(ctx context.Context, tb *testbed) (err error) {
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func(a *agent.Agent) { ended <- a.Run(running) }(w.agent)
+	go func(a *agent.Agent) { ended <- a.Run(running) }(tb.agent)
 	defer func() {
 		stop()
-		err = errors.Join(err, <-ended, w.agent.Sync(context.WithoutCancel(ctx), snapshot()))
+		err = errors.Join(err, <-ended, tb.agent.Sync(context.WithoutCancel(ctx), snapshot()))
 	}()
 
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", pod)
@@ -70,29 +70,29 @@ func closesStale(ctx context.Context, w *world) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := w.client.Do(cmd.Start); err != nil {
+	if err := tb.client.Do(cmd.Start); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, cmd.Wait()) }()
 	lines := bufio.NewReader(said)
-	if err := hear(lines, podAnswered); err != nil {
+	if err := expectLine(lines, podAnswered); err != nil {
 		return err
 	}
 	elsewhere := []netip.Addr{netip.MustParseAddr("10.97.2.99"), netip.MustParseAddr("fd97::2:99")}
-	if err := w.agent.Sync(ctx, &clusterset.Snapshot{Services: []clusterset.Service{service("echo", echoVIPs, elsewhere)}}); err != nil {
+	if err := tb.agent.Sync(ctx, &clusterset.Snapshot{Services: []clusterset.Service{service("echo", echoVIPs, elsewhere)}}); err != nil {
 		return err
 	}
-	return hear(lines, podClosed)
+	return expectLine(lines, podClosed)
 }
 
-// hear reads a line, which must be want.
-func hear(from *bufio.Reader, want string) error {
+// expectLine reads a line and compares it with want.
+func expectLine(from *bufio.Reader, want string) error {
 	line, err := from.ReadString('\n')
 	if err != nil {
 		return fmt.Errorf("hear that %s: %w", want, err)
 	}
 	if have := strings.TrimSpace(line); have != want {
-		return fmt.Errorf("the program says %q, want %q", have, want)
+		return fmt.Errorf("the program wrote %q, want %q", have, want)
 	}
 	return nil
 }

@@ -89,8 +89,8 @@ func (l *Lab) RESTConfig(cluster string) (*rest.Config, error) {
 // Cut takes a machine off the network; Heal brings it back.
 func (l *Lab) Cut(_ context.Context, node string) error { return l.setLink(node, false) }
 
-// Heal undoes Cut. It waits until the machine is reached from the fabric: whoever asked for its address before has to find
-// out first that nobody answered, and cannot connect until then.
+// Heal undoes Cut. It waits until the machine is reached from the fabric: a host
+// that resolved its address during the cut has to time out first, and cannot connect until then.
 func (l *Lab) Heal(ctx context.Context, node string) error {
 	if err := l.setLink(node, true); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (l *Lab) Heal(ctx context.Context, node string) error {
 	})
 }
 
-// tcpmux is a port nobody listens at; that a machine refuses it is as good as an answer.
+// tcpmux is a port without a listener: a refusal proves that the machine is reached.
 const tcpmux = 1
 
 func (l *Lab) setLink(node string, up bool) error {

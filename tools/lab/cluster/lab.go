@@ -51,7 +51,7 @@ const (
 // nslookup, nc, socat, gawk, iperf3, and the program echo-server (tools/lab/echo).
 const TestImage = cache.TestImage
 
-// What needs a lab returns one of these when there is none.
+// Errors of methods that need a running lab.
 var (
 	ErrNoLab = errors.New("no lab of that name")
 	ErrNotUp = errors.New("the lab is not up")

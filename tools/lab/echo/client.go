@@ -37,7 +37,7 @@ type Client struct {
 
 	// Hold makes all requests go over one connection; once it is lost they fail. For URL, one at a time.
 	Hold bool
-	// First is told who answers first; nil tells nobody.
+	// First is called with the first backend that answers; it may be nil.
 	First func(backend string)
 	// Multipath asks for Multipath TCP; a connection that becomes one of plain TCP is a failure.
 	Multipath bool
@@ -319,7 +319,7 @@ func (c *Client) get(ctx context.Context) (answer string, peer netip.AddrPort, e
 	return string(body), peer, err
 }
 
-// errLost is what requests over a connection end with that is not there any more.
+// errLost is the error of requests over a lost connection.
 var errLost = errors.New("the connection was lost")
 
 // heldConn sends requests over one connection. An http.Transport would make another one when it thinks fit.
@@ -484,7 +484,7 @@ func getpeername(conn net.Conn) (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("getpeername: unexpected %T", sa)
 }
 
-// backend names who answered: "cluster/pod" of our own line, else the start of the text.
+// backend names the server of an answer: "cluster/pod" from an echo server's line, otherwise the start of the text.
 func backend(answer string) string {
 	fields := map[string]string{}
 	for f := range strings.FieldsSeq(answer) {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// freePort finds a port nobody listens on. Another program may take it meanwhile.
+// freePort finds a port without a listener. Another program may take it meanwhile.
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -240,7 +240,7 @@ func TestInterruptedConnect(t *testing.T) {
 	for name, tc := range map[string]struct {
 		to   net.Addr
 		want error
-	}{"somebody listens": {l.Addr(), nil}, "nobody does": {closed.Addr(), unix.ECONNREFUSED}} {
+	}{"a listener": {l.Addr(), nil}, "no listener": {closed.Addr(), unix.ECONNREFUSED}} {
 		t.Run(name, func(t *testing.T) {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 			if err != nil {

@@ -1,5 +1,5 @@
-// Package kubeproxy programs network namespaces with a real kube-proxy, as a peer to be compared with or a neighbour to
-// live with: an API server of its own tells it of Services.
+// Package kubeproxy programs network namespaces with a real kube-proxy, for comparisons and for coexistence tests. An API
+// server of its own holds the Services.
 package kubeproxy
 
 import (
@@ -29,18 +29,18 @@ import (
 const (
 	node      = "node"
 	namespace = metav1.NamespaceDefault
-	// writers is how many clients fill the API server.
+	// writers is the number of clients that fill the API server.
 	writers = 8
-	// poll is how often the kernel is asked whether it has the rules.
+	// poll is the interval at which the kernel's rules are checked.
 	poll = 100 * time.Millisecond
-	// limit is how long kube-proxy may take, and limitEach what each Service adds.
+	// limit is the time that kube-proxy has, and limitEach the additional time per Service.
 	limit     = time.Minute
 	limitEach = 60 * time.Millisecond
-	// tail is how much of its log an error shows, in bytes.
+	// tail is the length of the log that an error contains, in bytes.
 	tail = 2000
 )
 
-// Service is one to be programmed. Its ports have the same number at the Service and at its endpoints' each.
+// Service describes a Service to program. The port and the endpoint port have the same number for all protocols.
 type Service struct {
 	Name               string
 	Protocols          []corev1.Protocol
@@ -48,28 +48,28 @@ type Service struct {
 	Endpoints          []netip.Addr // IPv4
 }
 
-// ClusterIP returns the address of the i-th of the Services given to Program.
+// ClusterIP returns the address of the i-th Service passed to Program.
 func ClusterIP(i int) netip.Addr {
-	i += 256 // the first ones are for the API server itself
+	i += 256 // the API server uses the first addresses
 	return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})
 }
 
-// Config says where an API server for kube-proxies is.
+// Config describes the API server for kube-proxies.
 type Config struct {
 	Assets   string     // a folder with etcd, kube-apiserver and kube-proxy
-	Dir      string     // where everything is kept; it must exist and is the caller's to remove
-	Address  netip.Addr // of the node that all kube-proxies are of
+	Dir      string     // for all files; it must exist, and the caller removes it
+	Address  netip.Addr // of the node that all kube-proxies run on
 	Progress io.Writer
 }
 
-// Cluster is an API server with Services. It runs until Close.
+// Cluster is a running API server with Services.
 type Cluster struct {
 	cfg      Config
 	api      *apiserver.Server
 	services []Service
 }
 
-// New starts an API server and writes services, at most 65,000, to it.
+// New starts an API server and creates at most 65,000 services in it.
 func New(ctx context.Context, cfg Config, services []Service) (*Cluster, error) {
 	api, err := apiserver.Start(ctx, apiserver.Config{Assets: cfg.Assets, Dir: cfg.Dir})
 	if err != nil {
@@ -81,34 +81,34 @@ func New(ctx context.Context, cfg Config, services []Service) (*Cluster, error) 
 		api.Stop()
 		return nil, err
 	}
-	fmt.Fprintf(cfg.Progress, "they are written after %.0fs\n", time.Since(begin).Seconds())
+	fmt.Fprintf(cfg.Progress, "wrote them in %.0fs\n", time.Since(begin).Seconds())
 	return &Cluster{cfg, api, services}, nil
 }
 
 // Close stops the API server. Stop all proxies first.
 func (c *Cluster) Close() { c.api.Stop() }
 
-// Mode is how a kube-proxy programs the kernel.
+// Mode is the backend of a kube-proxy in the kernel.
 type Mode string
 
-// The modes, by their names in kube-proxy's --proxy-mode.
+// The modes, by the values of kube-proxy's --proxy-mode.
 const (
 	NFTables Mode = "nftables"
 	IPTables Mode = "iptables"
 )
 
-// Proxy is a kube-proxy in a namespace. It runs until Stop.
+// Proxy is a running kube-proxy in a namespace.
 type Proxy struct {
 	process *process.Process
 	log     string
 	unrelay func() error
-	// Took is how long it took from its start until the rules for all Services were in the kernel.
+	// Took is the time from its start until the rules for all Services were in the kernel.
 	Took time.Duration
 }
 
-// Start runs a kube-proxy in ns and returns when the rules for the Services are in the kernel.
+// Start starts a kube-proxy in ns and returns when the rules for all Services are in the kernel.
 func (c *Cluster) Start(ctx context.Context, ns *netlab.Namespace, mode Mode) (_ *Proxy, err error) {
-	if err := debian.Ensure(ctx, c.cfg.Progress, string(mode), "conntrack"); err != nil { // packages are called like the modes
+	if err := debian.Ensure(ctx, c.cfg.Progress, string(mode), "conntrack"); err != nil { // the packages have the names of the modes
 		return nil, err
 	}
 	dir, err := os.MkdirTemp(c.cfg.Dir, "kube-proxy-")
@@ -129,14 +129,14 @@ func (c *Cluster) Start(ctx context.Context, ns *netlab.Namespace, mode Mode) (_
 	p.process, err = process.Start(nsenter, p.log, "--net="+ns.Path(),
 		filepath.Join(c.cfg.Assets, "kube-proxy"), "--proxy-mode="+string(mode), "--kubeconfig="+kubeconfig, "--hostname-override="+node,
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
-		// Leave alone what is the whole machine's.
+		// Do not change settings of the whole machine.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 	if err != nil {
 		return nil, errors.Join(err, p.Stop())
 	}
 	waiting, cancel := context.WithTimeout(ctx, limit+time.Duration(len(c.services))*limitEach)
 	defer cancel()
-	for i := range c.services { // one transaction brings them all, but nobody promised that
+	for i := range c.services { // one transaction contains all rules, but that is not guaranteed
 		if i == 0 || i == len(c.services)-1 {
 			if err := p.await(waiting, ns, mode, c.services[i], ClusterIP(i)); err != nil {
 				return nil, errors.Join(err, p.Stop())
@@ -156,8 +156,8 @@ func (p *Proxy) Stop() error {
 	return errors.Join(err, p.unrelay())
 }
 
-// Program runs a kube-proxy in ns until its nftables rules for services are in the kernel, and returns how long that
-// took from its start. When it returns nothing runs any more; the rules are there until the namespace is closed.
+// Program runs a kube-proxy in ns until its nftables rules for services are in the kernel, and returns the time from its start.
+// The kube-proxy is stopped then, and its rules stay until the namespace is closed.
 func Program(ctx context.Context, cfg Config, ns *netlab.Namespace, services []Service) (took time.Duration, err error) {
 	c, err := New(ctx, cfg, services)
 	if err != nil {
@@ -171,14 +171,14 @@ func Program(ctx context.Context, cfg Config, ns *netlab.Namespace, services []S
 	return p.Took, p.Stop()
 }
 
-// nsenter runs a program in a namespace, in its own place: the process keeps its number.
+// nsenter runs a program in a namespace by exec: the process keeps its PID.
 const nsenter = "/usr/bin/nsenter"
 
-// await waits until the kernel has a Service, or kube-proxy has ended.
+// await waits until the kernel has a Service, or kube-proxy exits.
 func (p *Proxy) await(ctx context.Context, ns *netlab.Namespace, mode Mode, s Service, ip netip.Addr) error {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
-	// The other family comes apart from this one, and has no Services to wait for.
+	// The other family is programmed separately, and has no Services to wait for.
 	question := fmt.Sprintf("nft get element ip kube-proxy service-ips '{ %s . tcp . %d }' && nft list table ip6 kube-proxy", ip, s.Port)
 	if mode == IPTables {
 		question = fmt.Sprintf("iptables-save --table nat | grep -e '-A KUBE-SERVICES -d %s/32 ' && ip6tables-save --table nat | grep -e '-A KUBE-POSTROUTING .* MASQUERADE'", ip)
@@ -190,7 +190,7 @@ func (p *Proxy) await(ctx context.Context, ns *netlab.Namespace, mode Mode, s Se
 		select {
 		case <-ctx.Done():
 			said, err := os.ReadFile(p.log)
-			return errors.Join(fmt.Errorf("wait for kube-proxy's rules: %w; it said last:\n%s", ctx.Err(), said[max(0, len(said)-tail):]), err)
+			return errors.Join(fmt.Errorf("wait for kube-proxy's rules: %w; the end of its log:\n%s", ctx.Err(), said[max(0, len(said)-tail):]), err)
 		case <-p.process.Ended():
 			return p.process.Failure()
 		case <-tick.C:
@@ -198,7 +198,7 @@ func (p *Proxy) await(ctx context.Context, ns *netlab.Namespace, mode Mode, s Se
 	}
 }
 
-// relay makes address of the machine's own network reachable from ns, at the address it returns, until stop.
+// relay makes an address of the machine's own network reachable from ns, at the returned address, until stop.
 func relay(ctx context.Context, ns *netlab.Namespace, address string) (at string, stop func() error, err error) {
 	var l net.Listener
 	if err := ns.Do(func() (err error) {
@@ -225,13 +225,13 @@ func relay(ctx context.Context, ns *netlab.Namespace, address string) (at string
 	}, nil
 }
 
-// forward copies in both directions until one side has enough or ctx ends. That a connection ends badly is
-// its users' to notice.
+// forward copies in both directions until one side closes or ctx ends. It ignores errors, which both ends of the connection
+// see.
 func forward(ctx context.Context, in net.Conn, address string) error {
 	defer in.Close()
 	out, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil // whoever connected finds the connection closed
+		return nil // the client sees that the connection is closed
 	}
 	defer out.Close()
 	done := make(chan struct{}, 2)
@@ -251,7 +251,7 @@ func forward(ctx context.Context, in net.Conn, address string) error {
 // fill writes the node and all Services.
 func fill(ctx context.Context, api *apiserver.Server, address netip.Addr, services []Service) error {
 	cfg := api.As(apiserver.Admin)
-	cfg.ContentType = "application/vnd.kubernetes.protobuf" // half the server's work
+	cfg.ContentType = "application/vnd.kubernetes.protobuf" // needs half the server's CPU time
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return err

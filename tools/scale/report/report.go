@@ -1,4 +1,4 @@
-// Package report is what a run of the scale tool found: its JSON and its text.
+// Package report formats the result of a run of the scale tool as JSON and as text.
 package report
 
 import (
@@ -10,37 +10,37 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
-// Report is one run. Its JSON is read by others: fields are only ever added.
+// Report is the result of one run. Other programs read its JSON, so fields are only ever added.
 type Report struct {
 	Machine         string   `json:"machine"`
 	Storage         string   `json:"storage"`
-	Members         int      `json:"members"` // simulated ones
+	Members         int      `json:"members"` // simulated members
 	Real            []string `json:"real"`
-	Exports         int      `json:"exports"`   // of each member
-	Endpoints       int      `json:"endpoints"` // of each export
-	Distinct        bool     `json:"distinct"`  // every member has Services of its own
-	Services        int      `json:"services"`  // that a imports
+	Exports         int      `json:"exports"`   // per member
+	Endpoints       int      `json:"endpoints"` // per export
+	Distinct        bool     `json:"distinct"`  // every member has its own Services
+	Services        int      `json:"services"`  // imported by a
 	RemoteEndpoints int      `json:"remoteEndpoints"`
 
 	FirstImport FirstImport `json:"firstImport"`
-	Steady      Load        `json:"steady"` // nothing changes
+	Steady      Load        `json:"steady"` // without changes
 	Churn       Load        `json:"churn"`
-	Propagation Propagation `json:"propagation"` // of what changed meanwhile
+	Propagation Propagation `json:"propagation"` // during churn
 	Restart     Restart     `json:"restart"`
 }
 
-// FirstImport is how an empty member got everything: how long after the start of its controller all Services could
-// be used, and all statuses said so.
+// FirstImport is the first import into an empty member: the times from the start of its controller until all Services were
+// usable, and until all statuses were written.
 type FirstImport struct {
 	Seconds  float64 `json:"seconds"`
 	Reported float64 `json:"reportedSeconds"`
 	Load     Load    `json:"load"`
 }
 
-// Propagation is how long it took from the exporter to a, in milliseconds.
+// Propagation contains the latencies from the exporter to a, in milliseconds.
 type Propagation struct {
 	Changes   int     `json:"changes"`
 	PerSecond float64 `json:"perSecond"`
@@ -50,7 +50,7 @@ type Propagation struct {
 	Max       float64 `json:"maxMilliseconds"`
 }
 
-// Load is what a stretch of time has cost. CPU is in processors: 0.5 is half of one.
+// Load is the cost of a period. CPU is in processors: 0.5 is half a processor.
 type Load struct {
 	Seconds          float64            `json:"seconds"`
 	BrokerAPIServer  float64            `json:"brokerAPIServerCPU"`
@@ -58,26 +58,26 @@ type Load struct {
 	ImporterServer   float64            `json:"importerAPIServerCPU"` // a's
 	ImporterEtcd     float64            `json:"importerEtcdCPU"`
 	Controller       float64            `json:"controllerCPU"`
-	Others           float64            `json:"otherCPU"`               // everything else on the machine: this tool, and strangers
+	Others           float64            `json:"otherCPU"`               // all other processes on the machine, this tool included
 	RSS              int64              `json:"controllerRSSBytes"`     // at the end
-	Peak             int64              `json:"controllerPeakRSSBytes"` // at most
+	Peak             int64              `json:"controllerPeakRSSBytes"` // peak
 	ToBroker         int64              `json:"toBrokerBytes"`
 	FromBroker       int64              `json:"fromBrokerBytes"`
-	Writes           float64            `json:"writes"` // to a, Leases apart
+	Writes           float64            `json:"writes"` // to a, Leases excluded
 	BrokerRequests   map[string]float64 `json:"brokerRequests"`
 	ImporterRequests map[string]float64 `json:"importerRequests"` // to a's API server
 }
 
-// Restart is how the controller came back with nothing to write.
+// Restart is a restart of the controller with nothing to write.
 type Restart struct {
-	Seconds float64 `json:"seconds"` // until it was ready and had looked at every Service
+	Seconds float64 `json:"seconds"` // until it was ready and had reconciled every Service
 	Writes  float64 `json:"writes"`
 	RSS     int64   `json:"controllerRSSBytes"`
 	Peak    int64   `json:"controllerPeakRSSBytes"`
 }
 
-// OfLoad returns l as it is reported.
-func OfLoad(l world.Load) Load {
+// OfLoad converts l.
+func OfLoad(l simulation.Load) Load {
 	seconds := l.Took.Seconds()
 	others := max(0, l.Machine-l.Broker.API-l.Broker.Etcd-l.Importer.API-l.Importer.Etcd-l.Controller)
 	return Load{
@@ -86,17 +86,17 @@ func OfLoad(l world.Load) Load {
 		ImporterServer: l.Importer.API.Seconds() / seconds, ImporterEtcd: l.Importer.Etcd.Seconds() / seconds,
 		Controller: l.Controller.Seconds() / seconds, Others: others.Seconds() / seconds,
 		RSS: l.RSS, Peak: l.Peak, ToBroker: l.Sent, FromBroker: l.Received,
-		Writes: world.Writes(l.Importer.Requests), BrokerRequests: l.Broker.Requests, ImporterRequests: l.Importer.Requests,
+		Writes: simulation.Writes(l.Importer.Requests), BrokerRequests: l.Broker.Requests, ImporterRequests: l.Importer.Requests,
 	}
 }
 
-// OfPropagation returns p as it is reported.
-func OfPropagation(p world.Propagation) Propagation {
+// OfPropagation converts p.
+func OfPropagation(p simulation.Propagation) Propagation {
 	return Propagation{Changes: p.Changes, PerSecond: p.Rate, Missing: p.Missing, P50: ms(p.P50), P99: ms(p.P99), Max: ms(p.Max)}
 }
 
-// OfRestart returns r as it is reported.
-func OfRestart(r world.Restart) Restart {
+// OfRestart converts r.
+func OfRestart(r simulation.Restart) Restart {
 	return Restart{Seconds: r.Synced.Seconds(), Writes: r.Writes, RSS: r.RSS, Peak: r.Peak}
 }
 
@@ -109,7 +109,7 @@ func (r Report) WriteJSON(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// WriteText writes r to w for people.
+// WriteText writes r to w as text for people.
 func (r Report) WriteText(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) {

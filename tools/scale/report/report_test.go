@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
 func sample() Report {
@@ -17,14 +17,14 @@ func sample() Report {
 		Machine: "2 x CPU", Storage: "etcd in memory", Members: 9, Real: []string{"a"}, Exports: 1000, Endpoints: 20, Services: 1000, RemoteEndpoints: 180_000,
 		FirstImport: FirstImport{Seconds: 12.34, Load: Load{Seconds: 12}},
 		Steady:      Load{Seconds: 30},
-		Churn: OfLoad(world.Load{
+		Churn: OfLoad(simulation.Load{
 			Took: 10 * time.Second, Controller: 2 * time.Second, Machine: 12 * time.Second,
 			RSS: 100 << 20, Peak: 120 << 20, Sent: 10_000, Received: 2_000_000,
-			Broker:   world.Server{API: 5 * time.Second, Etcd: time.Second, Requests: map[string]float64{"PUT endpointslices": 500, "PUT leases": 20}},
-			Importer: world.Server{API: time.Second, Requests: map[string]float64{"PATCH endpointslices": 490, "PUT leases": 7, "GET leases": 1}},
+			Broker:   simulation.Server{API: 5 * time.Second, Etcd: time.Second, Requests: map[string]float64{"PUT endpointslices": 500, "PUT leases": 20}},
+			Importer: simulation.Server{API: time.Second, Requests: map[string]float64{"PATCH endpointslices": 490, "PUT leases": 7, "GET leases": 1}},
 		}),
-		Propagation: OfPropagation(world.Propagation{Changes: 500, Rate: 50, P50: 12 * time.Millisecond, P99: 80 * time.Millisecond, Max: time.Second}),
-		Restart:     OfRestart(world.Restart{Synced: 2500 * time.Millisecond, Writes: 1}),
+		Propagation: OfPropagation(simulation.Propagation{Changes: 500, Rate: 50, P50: 12 * time.Millisecond, P99: 80 * time.Millisecond, Max: time.Second}),
+		Restart:     OfRestart(simulation.Restart{Synced: 2500 * time.Millisecond, Writes: 1}),
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
@@ -49,8 +48,7 @@ type Report struct {
 	// Unreached names the tests that passed without reaching a line of docs/conformance.md that they name.
 	Unreached []string
 
-	mu      sync.Mutex // guards all of the report, which several runs may feed at a time
-	took    []took     // packages and tests, of all runs
+	took    []took // packages and tests, of all runs
 	out     io.Writer
 	said    map[key][]string // output of tests that have not passed
 	results map[key]string   // "pass", "fail" or "skip"
@@ -68,47 +66,29 @@ func New(out io.Writer) *Report {
 	}
 }
 
-// Read follows one run until its output ends, and returns how many tests failed in it. It calls finished, unless it is nil, at
-// the end of each package. Lines that are no events are shown as they are. Several runs may be followed at a time.
-func (r *Report) Read(from io.Reader, finished func()) (failed int, err error) {
+// Read follows one run until its output ends. Lines that are no events are shown as they are.
+func (r *Report) Read(from io.Reader) error {
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if len(line) > 0 {
 			var e event
 			if json.Unmarshal(line, &e) != nil {
-				r.show(line)
-				continue
-			}
-			failed += r.take(e)
-			if finished != nil && e.endsPackage() {
-				finished()
+				fmt.Fprintf(r.out, "%s", line)
+			} else {
+				r.take(e)
 			}
 		}
 		if err == io.EOF {
-			return failed, nil
+			return nil
 		}
 		if err != nil {
-			return failed, fmt.Errorf("read the output of go test: %w", err)
+			return fmt.Errorf("read the output of go test: %w", err)
 		}
 	}
 }
 
-// endsPackage reports whether e is the last event of a package.
-func (e event) endsPackage() bool {
-	return e.Test == "" && (e.Action == "pass" || e.Action == "fail" || e.Action == "skip")
-}
-
-func (r *Report) show(line []byte) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	fmt.Fprintf(r.out, "%s", line)
-}
-
-// take adds an event, and returns how many tests of the package failed when it is the last one.
-func (r *Report) take(e event) (failed int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (r *Report) take(e event) {
 	k := key{e.Package, e.Test}
 	switch e.Action {
 	case "build-output":
@@ -124,17 +104,16 @@ func (r *Report) take(e event) (failed int) {
 		}
 		switch {
 		case e.Test == "":
-			failed = r.finish(e)
+			r.finish(e)
 		case e.Elapsed >= slow.Seconds():
 			fmt.Fprintf(r.out, "     %s %s: %s after %.0fs\n", short(e.Package), e.Test, e.Action, e.Elapsed)
 		}
 	}
-	return failed
 }
 
-// finish counts and shows a package whose last event is e, and returns how many of its tests failed.
-func (r *Report) finish(e event) (failed int) {
-	passed, skipped := 0, 0
+// finish counts and shows a package whose last event is e.
+func (r *Report) finish(e event) {
+	passed, failed, skipped := 0, 0, 0
 	for _, k := range r.of(e.Package) {
 		switch result := r.results[k]; {
 		case result == "fail" && !r.below(k, "fail"):
@@ -164,7 +143,6 @@ func (r *Report) finish(e event) (failed int) {
 		delete(r.results, k)
 		delete(r.said, k)
 	}
-	return failed
 }
 
 // of returns the tests of a package, sorted.

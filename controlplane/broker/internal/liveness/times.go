@@ -53,10 +53,10 @@ func DefaultTimes() Times {
 // Scale returns t multiplied by f.
 func (t Times) Scale(f timescale.Factor) Times {
 	return Times{
-		Renew: f.Of(t.Renew), Stale: f.Of(t.Stale),
-		ProbeEvery: f.Of(t.ProbeEvery), Probe: f.Of(t.Probe),
-		HardTTL: f.Of(t.HardTTL), Frozen: f.Of(t.Frozen),
-		Damping: f.Of(t.Damping),
+		Renew: f.Scale(t.Renew), Stale: f.Scale(t.Stale),
+		ProbeEvery: f.Scale(t.ProbeEvery), Probe: f.Scale(t.Probe),
+		HardTTL: f.Scale(t.HardTTL), Frozen: f.Scale(t.Frozen),
+		Damping: f.Scale(t.Damping),
 	}
 }
 

@@ -1,5 +1,5 @@
-// Atsize is an agent with many Services in a process of its own: it programs them, moves endpoints about, and
-// says in JSON what that took. The dataplane stays when it ends, programmed.
+// Atsize runs an agent with many Services in a process of its own. It programs them, moves endpoints, and reports the cost as
+// JSON. The programmed dataplane stays in place when it exits.
 //
 //	atsize -cgroup DIR -bpffs DIR -services 10000 -endpoints 10
 package main
@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// moves is how many endpoints are moved, one by one.
+	// moves is the number of endpoints moved, one by one.
 	moves = 500
-	// programs is how often everything is programmed.
+	// programs is the number of times that everything is programmed.
 	programs = 5
 )
 
-// report is what the run gave; package dataplane reads it.
+// report is the result of the run; package dataplane reads it.
 type report struct {
 	Program []time.Duration // from an empty dataplane, each time
 	Moves   []time.Duration // one endpoint each, sorted
@@ -39,10 +39,10 @@ type report struct {
 
 func main() {
 	var set services.Set
-	cgroup := flag.String("cgroup", "", "the cgroup v2 folder whose sockets are served")
+	cgroup := flag.String("cgroup", "", "the cgroup v2 folder that contains the served sockets")
 	bpffs := flag.String("bpffs", "", "the BPF filesystem for maps and programs")
-	flag.IntVar(&set.Services, "services", 10_000, "how many Services")
-	flag.IntVar(&set.Endpoints, "endpoints", 10, "how many endpoints each of them has")
+	flag.IntVar(&set.Services, "services", 10_000, "the number of Services")
+	flag.IntVar(&set.Endpoints, "endpoints", 10, "the number of endpoints of each")
 	flag.Parse()
 	if err := run(context.Background(), agent.Config{CgroupRoot: *cgroup, BPFFS: *bpffs}, set, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "atsize:", err)
@@ -68,7 +68,7 @@ func run(ctx context.Context, cfg agent.Config, set services.Set, out io.Writer)
 	}
 	moved := snap
 	for n := range moves {
-		// Service 0 stays as it is: it is answered.
+		// Service 0 keeps its live endpoint.
 		moved = services.Move(moved, 1+n*7919%(set.Services-1), n)
 		took, err := sync(ctx, a, moved)
 		if err != nil {
@@ -97,7 +97,7 @@ func sync(ctx context.Context, a *agent.Agent, snap *clusterset.Snapshot) (time.
 	return time.Since(begin), err
 }
 
-// memory returns the resident memory of this process, and the most it was, in bytes.
+// memory returns the current and the peak resident memory of this process, in bytes.
 func memory() (now, peak int64, err error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -1,10 +1,10 @@
-// Nameserver is one of the servers that the benchmark of DNS measures, in a process of its own. It answers at an
-// address until its standard input ends:
+// Nameserver runs one of the servers of the DNS benchmark in a separate process. It answers at an address until its standard input
+// ends:
 //
-//	nameserver -listen ADDR -mode echo                     every packet comes back as it is
-//	nameserver -listen ADDR -mode serve -services N        package dns, with a world of so many Services
-//	nameserver -listen ADDR -mode kept -file FILE          package dns, with what a file keeps; says {} when at rest
-//	nameserver -listen ADDR -mode change -services N       as serve, and says in JSON how soon changes are answered
+//	nameserver -listen ADDR -mode echo                     sends every packet back
+//	nameserver -listen ADDR -mode serve -services N        package dns with N Services
+//	nameserver -listen ADDR -mode kept -file FILE          package dns with a saved zone; writes {} when at rest
+//	nameserver -listen ADDR -mode change -services N       as serve; writes the times from change to answer as JSON
 package main
 
 import (
@@ -27,19 +27,19 @@ import (
 )
 
 const (
-	// changes is how many are measured.
+	// changes is the number of measured changes.
 	changes = 200
-	// pace is how long a node waits between two worlds at least, however fast they change (see package view).
+	// pace is the shortest time between two snapshots on a node (see package view).
 	pace = 50 * time.Millisecond
 )
 
 func main() {
 	listen := flag.String("listen", "", "the `address` and port to answer on")
 	mode := flag.String("mode", "serve", "echo, serve, kept or change")
-	file := flag.String("file", "", "the file that keeps the zone")
+	file := flag.String("file", "", "the file with the saved zone")
 	var set names.Set
-	flag.IntVar(&set.Services, "services", 0, "how many Services")
-	flag.IntVar(&set.Endpoints, "endpoints", 0, "how many endpoints the headless one has")
+	flag.IntVar(&set.Services, "services", 0, "the number of Services")
+	flag.IntVar(&set.Endpoints, "endpoints", 0, "the number of endpoints of the headless Service")
 	flag.Parse()
 	if err := run(*listen, *mode, *file, set, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "nameserver:", err)
@@ -60,7 +60,7 @@ func run(listen, mode, file string, set names.Set, in io.Reader, out io.Writer) 
 	if mode == "echo" {
 		return echo(ctx, at)
 	}
-	// One client asks as fast as it can: what it costs to limit it counts, and the limit is never reached.
+	// One client sends as fast as it can. The rate limiter's cost counts, but its limit is never reached.
 	limits := dns.DefaultLimits
 	limits.Rate = math.MaxInt32
 	server, err := dns.New(dns.Config{Listen: []netip.AddrPort{at}, TTL: dns.DefaultTTL, File: file, Limits: limits})
@@ -80,7 +80,7 @@ func run(listen, mode, file string, set names.Set, in io.Reader, out io.Writer) 
 			}
 		}
 	}
-	debug.FreeOSMemory() // as time would
+	debug.FreeOSMemory() // as the Go runtime does over time
 	if mode == "kept" {
 		if err := json.NewEncoder(out).Encode(struct{}{}); err != nil {
 			return err
@@ -111,8 +111,7 @@ func echo(ctx context.Context, at netip.AddrPort) error {
 	}
 }
 
-// change changes one Service after another and writes how long it took from the new snapshot to the new answer,
-// sorted.
+// change changes one Service after another and writes the times from the new snapshot to the new answer, sorted.
 func change(ctx context.Context, server *dns.Server, set names.Set, at netip.AddrPort, out io.Writer) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "udp", at.String())
 	if err != nil {
@@ -147,10 +146,10 @@ func change(ctx context.Context, server *dns.Server, set names.Set, at netip.Add
 	return json.NewEncoder(out).Encode(took)
 }
 
-// exchange sends a question and returns what comes back.
+// exchange sends a question and returns the answer.
 func exchange(conn net.Conn, question []byte) ([]byte, error) {
-	const patience = 5 * time.Second
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	const timeout = 5 * time.Second
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
 	}
 	if _, err := conn.Write(question); err != nil {

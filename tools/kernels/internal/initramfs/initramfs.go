@@ -1,4 +1,4 @@
-// Package initramfs writes the archive that a kernel unpacks as its first root filesystem.
+// Package initramfs writes an initramfs, the archive that a kernel unpacks as its first root filesystem.
 package initramfs
 
 import (
@@ -12,17 +12,17 @@ import (
 // File is an executable file of the archive.
 type File struct {
 	Path   string // in the archive, without a leading slash
-	Source string // the file it is a copy of
+	Source string // the file to copy
 }
 
-// The modes of stat(2) that the archive uses.
+// The modes (stat(2)) that the archive uses.
 const (
 	directory = 0o040755
 	regular   = 0o100755
 )
 
-// Write writes an archive of files and the folders they are in. Its format is cpio's "newc", which
-// Documentation/driver-api/early-userspace/buffer-format.rst of the kernel describes.
+// Write writes an archive of files and their folders, in cpio's "newc" format. The kernel's
+// Documentation/driver-api/early-userspace/buffer-format.rst describes it.
 func Write(w io.Writer, files []File) error {
 	a := archive{w: w, folders: map[string]bool{".": true}}
 	for _, f := range files {
@@ -35,7 +35,7 @@ func Write(w io.Writer, files []File) error {
 
 type archive struct {
 	w       io.Writer
-	folders map[string]bool // those written
+	folders map[string]bool // the written ones
 	inode   int
 }
 
@@ -66,8 +66,8 @@ func (a *archive) addFolder(name string) error {
 	return a.entry(name, directory, 0, nil)
 }
 
-// entry writes a header of 110 bytes, the name with a zero after it, and size bytes of content; what
-// follows the name and the content begins at a multiple of four.
+// entry writes a header of 110 bytes, the name with a terminating zero, and size bytes of content. Header with name, and
+// content, are each padded to a multiple of four.
 func (a *archive) entry(name string, mode uint32, size int64, content io.Reader) error {
 	a.inode++
 	const magic = "070701"
@@ -88,5 +88,5 @@ func (a *archive) entry(name string, mode uint32, size int64, content io.Reader)
 	return err
 }
 
-// padding fills n bytes up to a multiple of four.
+// padding returns the padding of n bytes to a multiple of four.
 func padding(n int64) string { return "\x00\x00\x00"[:-n&3] }

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What is written is read back by a reader of the format, whatever the sizes of names and contents.
+// A reader of the format reads all entries back, for names and contents of various sizes.
 func TestWrite(t *testing.T) {
 	t.Parallel()
 	var files []File

@@ -1,5 +1,5 @@
-// Package kernel fetches Debian's kernels for virtual machines and keeps them: an image to boot and the
-// few modules that a test needs, with what these need in turn.
+// Package kernel downloads and caches Debian's kernels for virtual machines: an image to boot, and the modules that a test
+// needs with their dependencies.
 package kernel
 
 import (
@@ -21,16 +21,15 @@ import (
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 )
 
-// Kernel is one that can be booted.
+// Kernel is a bootable kernel.
 type Kernel struct {
-	Release string   // as uname says it
+	Release string   // as uname prints it
 	Image   string   // path of the compressed kernel
-	Modules []string // paths of modules, uncompressed, in an order in which they can be loaded
+	Modules []string // paths of uncompressed modules, in load order
 }
 
-// Get returns the kernel of a series, such as "6.12", with the named modules. It is kept in dir: what is
-// there is neither looked for nor fetched again, so a newer one of the series comes once its folder is
-// removed. Two may call it at the same time.
+// Get returns the kernel of a series, such as "6.12", with the named modules, cached in dir. A cached kernel is never updated;
+// remove its folder to get a newer one. Get is safe for concurrent use.
 func Get(ctx context.Context, dir, series string, modules []string, progress io.Writer) (Kernel, error) {
 	sum := sha256.Sum256([]byte(strings.Join(modules, " ")))
 	entry := filepath.Join(dir, "kernel-"+series+"-"+hex.EncodeToString(sum[:4]))
@@ -44,14 +43,14 @@ func Get(ctx context.Context, dir, series string, modules []string, progress io.
 	return open(entry)
 }
 
-// The files of an entry. Modules are numbered in the order in which they are loaded.
+// The files of a cache entry. Modules are numbered in load order.
 const (
 	imageFile     = "vmlinuz"
 	releaseFile   = "release"
 	modulesFolder = "modules"
 )
 
-// open returns what an entry holds.
+// open returns the kernel of an entry.
 func open(entry string) (Kernel, error) {
 	release, err := os.ReadFile(filepath.Join(entry, releaseFile))
 	if err != nil {
@@ -64,7 +63,7 @@ func open(entry string) (Kernel, error) {
 	return Kernel{Release: string(release), Image: filepath.Join(entry, imageFile), Modules: slices.Sorted(slices.Values(modules))}, nil
 }
 
-// fetch makes an entry. It appears under its name when it is complete.
+// fetch creates an entry. The entry gets its name once it is complete.
 func fetch(ctx context.Context, entry, series string, modules []string, progress io.Writer) (err error) {
 	if err := debian.Ensure(ctx, progress, "xz-utils"); err != nil {
 		return err
@@ -101,7 +100,7 @@ func fetch(ctx context.Context, entry, series string, modules []string, progress
 // newest returns the name of Debian's newest package with a kernel of the series for virtual machines.
 func newest(ctx context.Context, series string) (string, error) {
 	pattern := fmt.Sprintf(`^linux-image-%s\.[0-9]+[-+][a-z0-9]+-cloud-amd64$`, regexp.QuoteMeta(series))
-	for _, refresh := range []bool{false, true} { // a fresh machine's lists may be empty
+	for _, refresh := range []bool{false, true} { // the package lists of a fresh machine may be empty
 		if refresh {
 			if err := debian.AptGet(ctx, "update"); err != nil {
 				return "", err
@@ -123,7 +122,7 @@ func newest(ctx context.Context, series string) (string, error) {
 	return "", fmt.Errorf("no package matches %s; Debian 12 has one", pattern)
 }
 
-// byNumbers compares two names by the numbers in them, in their order.
+// byNumbers compares two names by the numbers that they contain, in order.
 func byNumbers(a, b string) int { return slices.Compare(numbers(a), numbers(b)) }
 
 func numbers(s string) []int {
@@ -136,7 +135,7 @@ func numbers(s string) []int {
 	return all
 }
 
-// unpack unpacks the one package in dir into root.
+// unpack unpacks the only package in dir into root.
 func unpack(ctx context.Context, dir, root string) error {
 	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
 	if err != nil {
@@ -151,7 +150,7 @@ func unpack(ctx context.Context, dir, root string) error {
 	return nil
 }
 
-// keep makes an entry of what is needed from an unpacked package.
+// keep creates an entry from the needed files of an unpacked package.
 func keep(ctx context.Context, root, entry string, modules []string) error {
 	const prefix = "vmlinuz-"
 	images, err := filepath.Glob(filepath.Join(root, "boot", prefix+"*"))

@@ -13,13 +13,13 @@ import (
 	"strings"
 )
 
-// module is one that was read.
+// module is a module with its content.
 type module struct {
 	name    string
 	content []byte
 }
 
-// tree is a folder of a kernel's modules, and what was taken from it.
+// tree is a kernel's module folder, and the modules taken from it.
 type tree struct {
 	paths  map[string]string // by name
 	loaded []module
@@ -38,10 +38,10 @@ func (t *tree) index(dir string) error {
 	})
 }
 
-// canonical returns the name of a module as the kernel spells it; files may have hyphens.
+// canonical returns the kernel's spelling of a module name; file names may contain hyphens.
 func canonical(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// add takes a module and, before it, those that it needs. Modules do not need each other in circles.
+// add takes a module, and its dependencies before it. Dependencies of modules have no cycles.
 func (t *tree) add(ctx context.Context, name string) error {
 	if slices.ContainsFunc(t.loaded, func(m module) bool { return m.name == name }) {
 		return nil
@@ -75,8 +75,8 @@ func read(ctx context.Context, path string) ([]byte, error) {
 	return exec.CommandContext(ctx, "xz", "--decompress", "--stdout", path).Output()
 }
 
-// depends returns the modules that one needs: what its section .modinfo, zero-terminated "key=value", has
-// under depends, separated by commas.
+// depends returns the dependencies of a module: the comma-separated value of depends= in its section .modinfo, which consists
+// of zero-terminated "key=value" strings.
 func depends(content []byte) ([]string, error) {
 	object, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package vm boots a kernel in a virtual machine, without the help of the processor: what runs in it
-// runs on any machine, several times slower.
+// Package vm boots a kernel in a virtual machine without hardware virtualization. It works on any machine, but is several times
+// slower.
 package vm
 
 import (
@@ -13,26 +13,26 @@ import (
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 )
 
-// Ensure installs the emulator when it is missing.
+// Ensure installs the emulator if it is missing.
 func Ensure(ctx context.Context, progress io.Writer) error {
 	return debian.Ensure(ctx, progress, "qemu-system-x86")
 }
 
-// Machine is what to boot.
+// Machine describes what to boot.
 type Machine struct {
 	Image  string // the kernel
 	Initrd string // the initramfs; its /init is the first process
 }
 
-// Run boots m and returns when it has powered itself off. What it says on its serial line goes to
-// console. A kernel that panics ends it too. It has no network, no disk and no other device.
+// Run boots m and returns after it has powered off or panicked. The output of its serial line goes to console. The machine has
+// no network, no disk and no other device.
 func (m Machine) Run(ctx context.Context, console io.Writer) error {
 	var complaints strings.Builder
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
 		"-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max", "-smp", "2", "-m", "768",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", m.Image, "-initrd", m.Initrd,
-		// A panic reboots at once, which ends the emulator; mitigations would only cost time.
+		// panic=-1 with -no-reboot ends the emulator after a panic. mitigations=off saves time.
 		"-append", "console=ttyS0 quiet panic=-1 mitigations=off")
 	cmd.Stdout, cmd.Stderr = console, &complaints
 	cmd.WaitDelay = 5 * time.Second

@@ -116,7 +116,7 @@ func (c Cache) gives(part component) bool {
 	return err == nil
 }
 
-// given takes the programs of a part from the folder where somebody has put releases.
+// given takes the programs of a part from the folder with a release.
 func (c Cache) given(ctx context.Context, part component, _ string) (string, error) {
 	var have []string // what tells one release in that folder from another
 	for _, program := range part.programs {

@@ -3,8 +3,8 @@
 // and the images nodes start with.
 //
 // Each entry is a directory or file whose name ends in a key over all of its inputs, so
-// what is current is never rebuilt and what is not always is. Entries nobody used for
-// keepUnused are removed when their successor is made.
+// a current entry is never rebuilt and an outdated one always is. Entries unused for
+// keepUnused are removed when their successor is built.
 package cache
 
 import (

@@ -35,7 +35,7 @@ func (r reporter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// skipped are parts of packages nobody needs in a pod: a path that contains one of these
+// skipped are parts of packages that no pod needs: a path that contains one of these
 // is left out. Perl comes with packages that use it in their install scripts only.
 var skipped = []string{
 	"/usr/share/doc/", "/usr/share/man/", "/usr/share/info/", "/usr/share/lintian/", "/usr/share/locale/", "/usr/share/zoneinfo/",

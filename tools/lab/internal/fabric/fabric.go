@@ -157,7 +157,7 @@ func (f Fabric) Do(fn func() error) error {
 		// does by returning, would take along every command that was started on it: node commands ask the
 		// kernel to die with their parent, and to the kernel that is the thread.
 		if left := leave(); left != nil {
-			err = errors.Join(err, left) // stays locked: nobody may inherit the namespace
+			err = errors.Join(err, left) // stays locked: no goroutine may inherit the namespace
 		} else {
 			runtime.UnlockOSThread()
 		}

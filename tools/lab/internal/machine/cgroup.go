@@ -85,7 +85,7 @@ func cgroupDirs(group string) ([]string, error) {
 			return nil, ErrNoCgroup2
 		}
 		if _, err := os.Stat(mount); err != nil {
-			continue // a hierarchy nobody mounted
+			continue // a hierarchy that is not mounted
 		}
 		dirs = append(dirs, filepath.Join(mount, h.Path, group))
 	}
@@ -106,7 +106,7 @@ func createCgroups(group string) ([]string, error) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, err
 		}
-		// A new v1 cpuset is empty and nobody can join it.
+		// A new v1 cpuset is empty and no process can join it.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			parent, err := os.ReadFile(filepath.Join(filepath.Dir(dir), file))
 			if err != nil || isCgroup2(dir) {

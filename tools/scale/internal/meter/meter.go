@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 )
 
-// Meter forwards connections to one server. It counts what applications send, TLS included, and neither
-// headers of packets nor what TCP repeats.
+// Meter forwards connections to one server. It counts the bytes of applications, TLS included, but neither packet headers nor
+// TCP retransmissions.
 type Meter struct {
 	server   string
 	listener net.Listener
@@ -35,10 +35,10 @@ func New(ctx context.Context, server string) (*Meter, error) {
 	return m, nil
 }
 
-// Address is where clients connect to.
+// Address returns the address for clients.
 func (m *Meter) Address() string { return m.listener.Addr().String() }
 
-// Sent and Received are the bytes that clients have sent to the server and received from it so far.
+// Sent and Received return the bytes that clients have sent to the server and received from it so far.
 func (m *Meter) Sent() int64 { return m.sent.Load() }
 
 // Received is described with Sent.
@@ -72,9 +72,9 @@ func (m *Meter) forward(client net.Conn) {
 		return
 	}
 	defer m.dismiss(client)
-	server, err := net.Dial("tcp", m.server) //nolint:noctx // this machine: it answers or refuses at once
+	server, err := net.Dial("tcp", m.server) //nolint:noctx // a local server answers or refuses at once
 	if err != nil {
-		return // the client sees its connection end, as it would without us
+		return // the client sees its connection end, as without a meter
 	}
 	if !m.admit(server) {
 		return
@@ -90,7 +90,7 @@ func (m *Meter) forward(client net.Conn) {
 	back.Wait()
 }
 
-// admit makes Close end c, or ends it when Close was called before.
+// admit registers c with Close, or closes it after Close.
 func (m *Meter) admit(c net.Conn) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -109,7 +109,7 @@ func (m *Meter) dismiss(c net.Conn) {
 	delete(m.conns, c)
 }
 
-// counting counts what is read, before it is passed on: whoever has got it finds it counted.
+// counting counts bytes before it passes them on, so that a receiver finds its bytes counted.
 type counting struct {
 	from  io.Reader
 	bytes *atomic.Int64

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestMeter lets a client send 5 bytes to a server that answers with twice as many.
+// TestMeter sends 5 bytes to a server that answers with 10.
 func TestMeter(t *testing.T) {
 	t.Parallel()
 	server, err := net.Listen("tcp", "127.0.0.1:0")
@@ -61,7 +61,7 @@ func TestMeter(t *testing.T) {
 	}
 }
 
-// A server that is away looks through the meter as it does without: the connection ends.
+// A stopped server looks the same through the meter as without it: the connection ends.
 func TestServerAway(t *testing.T) {
 	t.Parallel()
 	gone, err := net.Listen("tcp", "127.0.0.1:0")

@@ -1,19 +1,19 @@
 //go:build ignore
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The least that a load balancer must do for a VIP, to hold ours against on the same machine: one VIP, IPv4, headers
- * without options, nothing counted, nothing told and nothing refused.
+ * The minimum of a load balancer, as a baseline on the same machine: one VIP, IPv4, IP headers without options, no
+ * counters, no events and no refusals.
  *
- *	connect4_storage	chooses a backend; the socket's own storage says the VIP for getpeername
- *	connect4_table		the same; a table says it, at the place of the socket's cookie
- *	from_client		chooses a backend for a flow, and translates what the client sends
- *	to_client		translates what the backend sends
- *	from_network		the same at the uplink, and gives it to the client's device
- *	redirect_out		sends what the client sends straight out of the uplink, for nobody's VIP
- *	redirect_in		gives what comes at the uplink straight to the client's device
+ *	connect4_storage	selects a backend and stores the VIP for getpeername in the socket's storage
+ *	connect4_table		selects a backend and stores the VIP in a table indexed by the socket's cookie
+ *	from_client		selects a backend for a new flow, and translates packets from the client
+ *	to_client		translates packets from the backend
+ *	from_network		translates packets from the backend, and redirects them to the client
+ *	redirect_out		redirects packets from the client to the uplink without translation
+ *	redirect_in		redirects packets from the uplink to the client, likewise
  *
- * from_client and from_network redirect when UPLINK is set, as on the fast road; else the kernel routes. The last two
- * are what is left of the fast road without a load balancer.
+ * With UPLINK set, from_client and from_network redirect packets: the fast path. Without it the kernel routes them. The
+ * last two programs are the fast path without a load balancer.
  */
 #include <stdbool.h>
 
@@ -28,16 +28,16 @@
 #define IPPROTO_UDP 17
 #define PROCEED 1
 #define TC_ACT_UNSPEC (-1)
-/* Sockets that the table knows. */
+/* Capacity of the socket table. */
 #define SOCKETS 65536
 
-/* The uplink's interface index, 0 on the slow road; the client's device, for redirect_in; and the next hop at the
+/* Interface index of the uplink, 0 on the slow path; of the client's device, for redirect_in; and the next hop at the
  * uplink, in network order. Set at load. */
 volatile const __u32 UPLINK = 0;
 volatile const __u32 CLIENT_DEVICE = 0;
 volatile const __be32 NEXT_HOP = 0;
 
-/* An address and a port, both as on the wire. */
+/* An address and a port, both in network order. */
 struct endpoint {
 	__be32 addr;
 	__be16 port;
@@ -60,7 +60,7 @@ struct socket {
 };
 _Static_assert(sizeof(struct socket) == 16, "socket is 16 bytes");
 
-/* One direction of a flow, before it is translated. */
+/* One direction of a flow, before translation. */
 struct flow_key {
 	__be32 client;
 	__be32 server;
@@ -73,11 +73,11 @@ struct flow_key {
 _Static_assert(sizeof(struct flow_key) == 16, "flow_key is 16 bytes");
 
 struct flow {
-	__u64 seen; /* in ticks of the kernel */
+	__u64 seen; /* jiffies */
 	__be32 server;
 	__be16 server_port;
 	__u8 pad[2];
-	__u32 client_device; /* in the direction to the client */
+	__u32 client_device; /* interface index; used towards the client */
 	__u8 pad2[4];
 };
 _Static_assert(sizeof(struct flow) == 24, "flow is 24 bytes");
@@ -117,7 +117,7 @@ struct {
 	__type(value, struct flow);
 } flows SEC(".maps");
 
-static __always_inline const struct endpoint *choose(const struct endpoint *vip)
+static __always_inline const struct endpoint *select_backend(const struct endpoint *vip)
 {
 	const struct group *g = bpf_map_lookup_elem(&frontends, vip);
 	__u32 index;
@@ -132,7 +132,7 @@ static __always_inline struct endpoint read_name(struct bpf_sock_addr *ctx)
 {
 	struct endpoint vip = { .addr = ctx->user_ip4, .proto = ctx->protocol };
 
-	vip.port = *(volatile __u32 *)&ctx->user_port; /* the verifier allows no narrower access */
+	vip.port = *(volatile __u32 *)&ctx->user_port; /* the verifier accepts no narrower access */
 	return vip;
 }
 
@@ -146,7 +146,7 @@ SEC("cgroup/connect4")
 int connect4_storage(struct bpf_sock_addr *ctx)
 {
 	struct endpoint vip = read_name(ctx);
-	const struct endpoint *to = choose(&vip);
+	const struct endpoint *to = select_backend(&vip);
 
 	if (!to)
 		return PROCEED;
@@ -159,7 +159,7 @@ SEC("cgroup/connect4")
 int connect4_table(struct bpf_sock_addr *ctx)
 {
 	struct endpoint vip = read_name(ctx);
-	const struct endpoint *to = choose(&vip);
+	const struct endpoint *to = select_backend(&vip);
 	struct socket *s;
 	__u64 cookie;
 	__u32 index;
@@ -177,9 +177,9 @@ int connect4_table(struct bpf_sock_addr *ctx)
 	return PROCEED;
 }
 
-/* The IP header from its hop limit on, and the ports. It is read and written as a whole. */
+/* The IP header from its TTL on, and the ports. Read and written as a whole. */
 struct header {
-	__u8 hops;
+	__u8 ttl;
 	__u8 proto;
 	__u16 check;
 	__be32 source;
@@ -189,7 +189,7 @@ struct header {
 };
 _Static_assert(sizeof(struct header) == 16, "header is 16 bytes");
 
-/* Where it begins, and what follows it. */
+/* Offsets of struct header and of the transport header. */
 #define HEADER (ETH_HEADER + 8)
 #define TRANSPORT (ETH_HEADER + 20)
 
@@ -214,7 +214,7 @@ static __always_inline __u16 fold(__u64 sum)
 	return sum;
 }
 
-/* Puts another address and port in the place of old ones, in the packet and in both of its checksums. */
+/* Replaces an address and a port in the packet, and updates both of its checksums. */
 static __always_inline void replace(struct __sk_buff *skb, struct header *h, __be32 *addr, __be16 *port,
 				    const struct flow *f)
 {
@@ -227,8 +227,8 @@ static __always_inline void replace(struct __sk_buff *skb, struct header *h, __b
 	*addr = f->server;
 	*port = f->server_port;
 	if (UPLINK) {
-		h->hops--;
-		sum += bpf_htons(0xfeff); /* one less in the upper half of a word */
+		h->ttl--;
+		sum += bpf_htons(0xfeff); /* TTL is the upper byte: subtract 0x0100 */
 	}
 	h->check = ~fold(sum);
 	bpf_l4_csum_replace(skb, at, old_addr, f->server, flags | BPF_F_PSEUDO_HDR | 4);
@@ -236,11 +236,11 @@ static __always_inline void replace(struct __sk_buff *skb, struct header *h, __b
 	bpf_skb_store_bytes(skb, HEADER, h, sizeof(*h), 0);
 }
 
-/* Begins a flow, in both directions. Returns the one to the backend, NULL when it is to no VIP. */
-static __noinline struct flow *begin(struct __sk_buff *skb, const struct flow_key *key)
+/* Creates both directions of a flow. Returns the one to the backend, or NULL if the destination is no VIP. */
+static __noinline struct flow *create_flow(struct __sk_buff *skb, const struct flow_key *key)
 {
 	struct endpoint vip = { .addr = key->server, .port = key->server_port, .proto = key->proto };
-	const struct endpoint *to = choose(&vip);
+	const struct endpoint *to = select_backend(&vip);
 	struct flow_key back = *key;
 	struct flow f = { .server = key->server, .server_port = key->server_port, .client_device = skb->ifindex };
 
@@ -273,7 +273,7 @@ int from_client(struct __sk_buff *skb)
 				 .proto = h.proto };
 	f = bpf_map_lookup_elem(&flows, &key);
 	if (!f)
-		f = begin(skb, &key);
+		f = create_flow(skb, &key);
 	if (!f)
 		return TC_ACT_UNSPEC;
 	f->seen = bpf_jiffies64();
@@ -281,8 +281,8 @@ int from_client(struct __sk_buff *skb)
 	return UPLINK ? bpf_redirect_neigh(UPLINK, &next, sizeof(next), 0) : TC_ACT_UNSPEC;
 }
 
-/* Translates an answer; returns its flow, NULL when it is none. */
-static __always_inline struct flow *answer(struct __sk_buff *skb)
+/* Translates a reply. Returns its flow, or NULL if it belongs to none. */
+static __always_inline struct flow *translate_reply(struct __sk_buff *skb)
 {
 	struct header h;
 	struct flow_key key;
@@ -307,26 +307,26 @@ static __always_inline struct flow *answer(struct __sk_buff *skb)
 SEC("tc/to_client")
 int to_client(struct __sk_buff *skb)
 {
-	answer(skb);
+	translate_reply(skb);
 	return TC_ACT_UNSPEC;
 }
 
 SEC("tc/from_network")
 int from_network(struct __sk_buff *skb)
 {
-	struct flow *f = answer(skb);
+	struct flow *f = translate_reply(skb);
 
 	return f ? bpf_redirect_peer(f->client_device, 0) : TC_ACT_UNSPEC;
 }
 
-/* Takes one from the hop limit, as a router does. */
-static __always_inline bool pass_on(struct __sk_buff *skb)
+/* Decrements the TTL, as a router does. */
+static __always_inline bool decrement_ttl(struct __sk_buff *skb)
 {
 	struct header h;
 
 	if (!read_header(skb, &h))
 		return false;
-	h.hops--;
+	h.ttl--;
 	h.check = ~fold((__u64)(__u16)~h.check + bpf_htons(0xfeff));
 	return !bpf_skb_store_bytes(skb, HEADER, &h, sizeof(h), 0);
 }
@@ -336,13 +336,13 @@ int redirect_out(struct __sk_buff *skb)
 {
 	struct bpf_redir_neigh next = { .nh_family = AF_INET, .ipv4_nh = NEXT_HOP };
 
-	return pass_on(skb) ? bpf_redirect_neigh(UPLINK, &next, sizeof(next), 0) : TC_ACT_UNSPEC;
+	return decrement_ttl(skb) ? bpf_redirect_neigh(UPLINK, &next, sizeof(next), 0) : TC_ACT_UNSPEC;
 }
 
 SEC("tc/redirect_in")
 int redirect_in(struct __sk_buff *skb)
 {
-	return pass_on(skb) ? bpf_redirect_peer(CLIENT_DEVICE, 0) : TC_ACT_UNSPEC;
+	return decrement_ttl(skb) ? bpf_redirect_peer(CLIENT_DEVICE, 0) : TC_ACT_UNSPEC;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

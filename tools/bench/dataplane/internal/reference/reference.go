@@ -1,5 +1,5 @@
-// Package reference is the least that a load balancer must do for a VIP, as programs to hold ours against on the same
-// machine: one VIP with one backend, IPv4, and nothing beside. What they do says reference.bpf.c.
+// Package reference holds BPF programs that do the minimum of a load balancer: one VIP with one backend, IPv4 only. The
+// benchmark compares the programs of Isthmus with them on the same machine. reference.bpf.c describes each program.
 package reference
 
 import (
@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The programs. Those of connect4 translate connections; FromClient and ToClient the packets of a flow on the slow road,
-// FromClient and FromNetwork on the fast one. RedirectOut and RedirectIn are the fast road, and translate nothing.
+// The names of the programs. Connect4* translate connections. FromClient and ToClient translate packets on the slow path,
+// FromClient and FromNetwork on the fast path. RedirectOut and RedirectIn are the fast path without translation.
 const (
 	Connect4Storage = referenceProgConnect4Storage
 	Connect4Table   = referenceProgConnect4Table
@@ -24,16 +24,16 @@ const (
 	RedirectIn      = referenceProgRedirectIn
 )
 
-// Config is what the programs serve, TCP and UDP.
+// Config describes the VIP that the programs serve, for TCP and UDP.
 type Config struct {
 	VIP, Backend netip.AddrPort // IPv4
-	// Uplink is the interface index of the device to the backend, ClientDevice that of the one to the client and NextHop
-	// the router at the uplink, for the fast road; on the slow one all are zero.
+	// The fast path needs the interface index of the device to the backend (Uplink) and of the device to the client, and the
+	// router at the uplink (NextHop). All are zero on the slow path.
 	Uplink, ClientDevice int
 	NextHop              netip.Addr
 }
 
-// Load returns the programs, with maps of their own. They are the caller's to attach and to close.
+// Load returns the programs with their own maps. The caller attaches and closes them.
 func Load(cfg Config) (coll *ebpf.Collection, err error) {
 	spec, err := loadReference()
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package services is the world that the benchmark of the dataplane serves: as many Services as asked for,
-// the first of which is answered.
+// Package services generates the Services of the dataplane benchmark. The first of them has a live backend.
 package services
 
 import (
@@ -16,18 +15,17 @@ const (
 	EndpointPort = 8080
 )
 
-// Range is where all VIPs are: the one that Isthmus gives out by default.
+// Range contains all VIPs. It is the default pool of Isthmus.
 var Range = netip.PrefixFrom(netip.AddrFrom4([4]byte{243, 0, 0, 0}), 8)
 
-// Answered is the address of the one endpoint that exists, the only one of Service 0.
+// Answered is the address of the only live endpoint, which is the only one of Service 0.
 var Answered = netip.AddrFrom4([4]byte{10, 98, 3, 2})
 
-// Set is how many Services there are, and endpoints of each. Service 0 is the one that is answered: it speaks
-// TCP and UDP and has one endpoint, so that an answer always comes from the same address. The others speak
-// TCP alone.
+// Set is a number of Services and of endpoints of each. Service 0 has TCP and UDP, and one endpoint, so that every answer
+// comes from the same address. The others have TCP only.
 type Set struct{ Services, Endpoints int }
 
-// VIP returns the address of Service i. It lies in Range.
+// VIP returns the address of Service i, which is in Range.
 func VIP(i int) netip.Addr {
 	if i == 0 {
 		return netip.AddrFrom4([4]byte{243, 0, 0, 5})
@@ -48,7 +46,7 @@ func (s Set) endpoints(i int) []netip.Addr {
 	return addrs
 }
 
-// protocols returns what Service i speaks.
+// protocols returns the protocols of Service i.
 func protocols(i int) []clusterset.Protocol {
 	if i == 0 {
 		return []clusterset.Protocol{clusterset.TCP, clusterset.UDP}
@@ -56,7 +54,7 @@ func protocols(i int) []clusterset.Protocol {
 	return []clusterset.Protocol{clusterset.TCP}
 }
 
-// Snapshot returns the world as an agent gets it.
+// Snapshot returns the Services as an agent receives them.
 func (s Set) Snapshot() *clusterset.Snapshot {
 	snap := &clusterset.Snapshot{Services: make([]clusterset.Service, s.Services)}
 	for i := range snap.Services {
@@ -79,8 +77,8 @@ func (s Set) Snapshot() *clusterset.Snapshot {
 	return snap
 }
 
-// Move returns snap with the last endpoint of Service i at another address, the n-th of a range that nobody
-// else uses. It shares with snap what is the same.
+// Move returns snap with the last endpoint of Service i moved to the n-th address of a range that no other endpoint uses. The
+// unchanged parts are shared with snap.
 func Move(snap *clusterset.Snapshot, i, n int) *clusterset.Snapshot {
 	moved := &clusterset.Snapshot{Services: slices.Clone(snap.Services)}
 	svc := &moved.Services[i]

@@ -5,14 +5,14 @@ import (
 	"testing"
 )
 
-// No address is given twice, at the size of the benchmark.
+// Addresses are unique at the size of the benchmark.
 func TestAddressesDiffer(t *testing.T) {
 	t.Parallel()
 	s := Set{Services: 10_000, Endpoints: 10}
 	seen := map[netip.Addr]bool{}
 	take := func(a netip.Addr) {
 		if seen[a] {
-			t.Fatalf("%s is given twice", a)
+			t.Fatalf("%s is assigned twice", a)
 		}
 		seen[a] = true
 	}

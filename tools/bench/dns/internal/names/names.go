@@ -1,4 +1,4 @@
-// Package names is the world that the benchmark of DNS serves, and what is asked of it.
+// Package names generates the Services of the DNS benchmark, and the questions about them.
 package names
 
 import (
@@ -11,22 +11,21 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Set is how many Services with a ClusterSetIP there are, 2^20 at most, each with one port. Beside them there is
-// Wide, if it has endpoints.
+// Set is a number of Services with a ClusterSetIP, at most 2^20, each with one port. With Endpoints it also contains Wide.
 type Set struct {
 	Services  int
 	Endpoints int // of Wide
 }
 
-// Wide is a headless Service with many endpoints, as Service 0 it is in namespace 0.
+// Wide is a headless Service with many endpoints. Like Service 0 it is in namespace 0.
 var Wide = clusterset.ServiceName{Namespace: namespace(0), Name: "wide"}
 
-// namespaces is over how many namespaces the Services are spread.
+// namespaces is the number of namespaces that the Services are spread over.
 const namespaces = 1000
 
 func namespace(i int) string { return fmt.Sprintf("ns-%03d", i%namespaces) }
 
-// Namespaces returns those of all Services.
+// Namespaces returns the namespaces of all Services.
 func (s Set) Namespaces() []string {
 	var all []string
 	for i := range min(s.Services, namespaces) {
@@ -40,12 +39,12 @@ func Name(i int) clusterset.ServiceName {
 	return clusterset.ServiceName{Namespace: namespace(i), Name: fmt.Sprintf("service-%06d", i)}
 }
 
-// Address returns the ClusterSetIP of Service i after it has changed so many times.
+// Address returns the ClusterSetIP of Service i after the given number of changes.
 func Address(i, changes int) netip.Addr {
 	return netip.AddrFrom4([4]byte{243, byte(i>>16) | byte(changes<<4), byte(i >> 8), byte(i)})
 }
 
-// Service returns Service i after it has changed so many times.
+// Service returns Service i after the given number of changes.
 func Service(i, changes int) clusterset.Service {
 	return clusterset.Service{Import: clusterset.Import{
 		Service: Name(i), Type: clusterset.ClusterSetIP, IPs: []netip.Addr{Address(i, changes)},
@@ -73,7 +72,7 @@ func wide(n int) clusterset.Service {
 	}
 }
 
-// Snapshot returns the world as an agent gets it.
+// Snapshot returns the Services as an agent receives them.
 func (s Set) Snapshot() *clusterset.Snapshot {
 	snap := &clusterset.Snapshot{Services: make([]clusterset.Service, 0, s.Services+1)}
 	for i := range s.Services {
@@ -86,7 +85,7 @@ func (s Set) Snapshot() *clusterset.Snapshot {
 	return snap
 }
 
-// Changed returns snap with Service i changed so many times. Only that Service is not shared.
+// Changed returns snap with Service i after the given number of changes. All other Services are shared with snap.
 func Changed(snap *clusterset.Snapshot, i, changes int) *clusterset.Snapshot {
 	next := &clusterset.Snapshot{Services: slices.Clone(snap.Services)}
 	name := Name(i)
@@ -97,7 +96,7 @@ func Changed(snap *clusterset.Snapshot, i, changes int) *clusterset.Snapshot {
 	return next
 }
 
-// The types and codes of questions and answers here.
+// The record types and response codes in use.
 const (
 	TypeA    = 1
 	TypeAAAA = 28
@@ -106,14 +105,14 @@ const (
 	NXDomain = 3
 )
 
-// Question is a message with the ID 0 and what its answer must be.
+// Question is a message with ID 0, and the expected answer.
 type Question struct {
 	Wire    []byte
 	Rcode   byte
-	Answers uint16 // how many at least
+	Answers uint16 // at least
 }
 
-// Ask returns the question for a name in the ClusterSet. With EDNS it says that 1232 bytes are welcome.
+// Ask returns the question for a name in the ClusterSet. With EDNS it advertises a UDP payload size of 1232 bytes.
 func Ask(n clusterset.ServiceName, qtype uint16, edns bool) []byte {
 	b := []byte{0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0} // RD, one question: RFC 1035, section 4.1.1
 	for _, label := range []string{n.Name, n.Namespace, "svc", "clusterset", "local"} {
@@ -129,7 +128,7 @@ func Ask(n clusterset.ServiceName, qtype uint16, edns bool) []byte {
 	return b
 }
 
-// Plain are questions for the address of each Service, as most resolvers of pods ask: without EDNS.
+// Plain returns questions for the address of each Service without EDNS, as most resolvers in pods send them.
 func (s Set) Plain() []Question {
 	all := make([]Question, s.Services)
 	for i := range all {
@@ -138,7 +137,7 @@ func (s Set) Plain() []Question {
 	return shuffled(all)
 }
 
-// Mix is what pods ask that look names up in both families, with EDNS, half of them names that are not there.
+// Mix returns the questions of pods that look up names in both families with EDNS. Half of the names do not exist.
 func (s Set) Mix() []Question {
 	var all []Question
 	for i := range s.Services {
@@ -151,14 +150,14 @@ func (s Set) Mix() []Question {
 	return shuffled(all)
 }
 
-// Large is the question for all endpoints of Wide, with EDNS, whose answer has so many records at least.
+// Large returns the question for all endpoints of Wide with EDNS. Its answer has at least the given number of records.
 func Large(answers int) []Question {
 	return []Question{{Ask(Wide, TypeA, true), NoError, uint16(answers)}}
 }
 
-// shuffled orders questions so that neighbours have nothing in common, the same each time.
+// shuffled spreads neighbouring questions, in the same order on each call.
 func shuffled(all []Question) []Question {
-	const stride = 7919 // a prime: with any number of questions but its multiples, all come
+	const stride = 7919 // a prime: it visits all questions unless their number is a multiple
 	mixed := make([]Question, len(all))
 	for i := range all {
 		mixed[i] = all[i*stride%len(all)]

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -11,17 +11,16 @@ import (
 )
 
 const (
-	// inFlight is how many changes are written at a time, when the API server is slower than the rate.
+	// inFlight is the number of concurrent writes if the API server is slower than the rate.
 	inFlight = 64
-	// patience is how long after the last change one may still arrive.
-	patience = 30 * time.Second
+	// arrivalTimeout is the time that the last changes have to arrive.
+	arrivalTimeout = 30 * time.Second
 )
 
-// Churn changes endpoints of all exporters for a while, one at a time and perSecond times a second, and
-// returns how long it took until a had them: from the exporter's own watch event where it is b, from the
-// write to the broker where it is simulated. Changes are due by the clock: a slow API server makes them
-// late, not fewer.
-func (w *World) Churn(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
+// Churn changes endpoints of all exporters for a while, one at a time and perSecond times per second. It returns the latencies
+// until a has the changes: from b's own watch event, or from the write to the broker for a simulated exporter. Changes are due
+// by the clock, so a slow API server delays them but does not reduce their number.
+func (w *ClusterSet) Churn(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
 	var all []*source
 	for _, x := range w.exporters {
 		all = append(all, x.slices...)
@@ -29,7 +28,7 @@ func (w *World) Churn(ctx context.Context, perSecond float64, duration time.Dura
 	return w.churn(ctx, all, perSecond, duration)
 }
 
-func (w *World) churn(ctx context.Context, all []*source, perSecond float64, duration time.Duration) (Propagation, error) {
+func (w *ClusterSet) churn(ctx context.Context, all []*source, perSecond float64, duration time.Duration) (Propagation, error) {
 	if perSecond <= 0 || duration <= 0 {
 		return Propagation{}, errors.New("churn needs a rate and a duration")
 	}
@@ -38,8 +37,8 @@ func (w *World) churn(ctx context.Context, all []*source, perSecond float64, dur
 	group, changing := errgroup.WithContext(ctx)
 	group.SetLimit(inFlight)
 	begin := time.Now()
-	// The same slices in the same order in every run; neighbours in time are of different members.
-	order := rand.New(rand.NewPCG(1, 1)).Perm(len(all)) //nolint:gosec // chance is for spreading the load here
+	// The slices and their order are the same in every run. Consecutive changes are of different members.
+	order := rand.New(rand.NewPCG(1, 1)).Perm(len(all)) //nolint:gosec // spreads the load; not for security
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for i := range int(perSecond * duration.Seconds()) {
@@ -57,7 +56,7 @@ func (w *World) churn(ctx context.Context, all []*source, perSecond float64, dur
 		return Propagation{}, fmt.Errorf("change endpoints: %w", err)
 	}
 	took := time.Since(begin)
-	err := w.await(ctx, patience, poll, "changes are missing", func() (bool, error) { return w.tracker.settle() == 0, nil })
+	err := w.await(ctx, arrivalTimeout, poll, "changes are missing", func() (bool, error) { return w.tracker.evaluate() == 0, nil })
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return Propagation{}, err
 	}

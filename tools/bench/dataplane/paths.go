@@ -21,10 +21,10 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/packetpath"
 	"github.com/isthmus-net/isthmus/tools/scale/kubeproxy"
-	"github.com/isthmus-net/isthmus/tools/scale/world"
+	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
 
-// The roads.
+// The names of the paths.
 const (
 	direct     = "direct"
 	socketOne  = "socket path"
@@ -35,26 +35,26 @@ const (
 	kubeProxy  = "kube-proxy"
 )
 
-// road is a way to the backend.
-type road struct {
+// path is a way to the backend.
+type path struct {
 	name   string
 	lane   *lane
 	cgroup *netlab.Cgroup // of the client's sockets; nil: one without programs
 	to     netip.AddrPort
-	// connected says that only sockets that are connected find the backend by it.
+	// connected restricts the path to connected sockets: it has no program for sendmsg.
 	connected bool
 }
 
-// plane is a dataplane of ours: the road it is for, and the BPF filesystem with its maps and programs.
+// plane is a dataplane of Isthmus: the name of its path, and the BPF filesystem that holds its maps and programs.
 type plane struct{ name, bpffs string }
 
-// buildRoads builds all roads, in the order of their turns.
-func (b *testbed) buildRoads(ctx context.Context) error {
+// buildPaths builds all paths, in the order of their turns.
+func (b *testbed) buildPaths(ctx context.Context) error {
 	plain, err := b.newLane()
 	if err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{name: direct, lane: plain, to: backend})
+	b.paths = append(b.paths, path{name: direct, lane: plain, to: backend})
 	for _, build := range []func(context.Context, *lane) error{b.buildSocketOne, b.buildSocketMany} {
 		if err := build(ctx, plain); err != nil {
 			return err
@@ -72,10 +72,10 @@ func (b *testbed) buildRoads(ctx context.Context) error {
 	return b.buildReferences()
 }
 
-// vip is the one that is answered, on every road of ours and in the rules written by hand.
+// vip is the VIP with a live backend, on every path of Isthmus and in the hand-written rules.
 var vip = netip.AddrPortFrom(services.VIP(0), services.Port)
 
-// newPlane returns a place for a dataplane, and the cgroup whose sockets it serves.
+// newPlane returns the configuration of a new dataplane and the cgroup whose sockets it serves.
 func (b *testbed) newPlane(name string) (datapath.Config, *netlab.Cgroup, error) {
 	cgroup, err := b.newCgroup()
 	if err != nil {
@@ -94,18 +94,18 @@ func (b *testbed) newPlane(name string) (datapath.Config, *netlab.Cgroup, error)
 	return datapath.Config{CgroupRoot: cgroup.Path, BPFFS: dir}, cgroup, nil
 }
 
-// newSocketPlane is newPlane for an agent.
+// newSocketPlane returns the configuration of an agent and the cgroup whose sockets it serves.
 func (b *testbed) newSocketPlane(name string) (agent.Config, *netlab.Cgroup, error) {
-	place, cgroup, err := b.newPlane(name)
+	base, cgroup, err := b.newPlane(name)
 	if err != nil {
 		return agent.Config{}, nil, err
 	}
-	cfg := agent.Config{CgroupRoot: place.CgroupRoot, BPFFS: place.BPFFS}
+	cfg := agent.Config{CgroupRoot: base.CgroupRoot, BPFFS: base.BPFFS}
 	b.undo = append(b.undo, func() error { return agent.Cleanup(cfg) })
 	return cfg, cgroup, nil
 }
 
-// buildSocketOne serves one Service to the sockets of a cgroup.
+// buildSocketOne builds the socket path with one Service.
 func (b *testbed) buildSocketOne(ctx context.Context, l *lane) error {
 	cfg, cgroup, err := b.newSocketPlane(socketOne)
 	if err != nil {
@@ -115,15 +115,15 @@ func (b *testbed) buildSocketOne(ctx context.Context, l *lane) error {
 	if err != nil {
 		return err
 	}
-	// What the agent has done stays when it is closed.
+	// Close leaves programs and maps in place.
 	if err := errors.Join(a.Sync(ctx, b.one.Snapshot()), a.Close()); err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{name: socketOne, lane: l, cgroup: cgroup, to: vip})
+	b.paths = append(b.paths, path{name: socketOne, lane: l, cgroup: cgroup, to: vip})
 	return nil
 }
 
-// buildSocketMany serves many Services to the sockets of a cgroup, from a process of its own, which is measured.
+// buildSocketMany builds the socket path with many Services. A separate process programs them, and is measured.
 func (b *testbed) buildSocketMany(ctx context.Context, l *lane) error {
 	cfg, cgroup, err := b.newSocketPlane(socketMany)
 	if err != nil {
@@ -132,7 +132,7 @@ func (b *testbed) buildSocketMany(ctx context.Context, l *lane) error {
 	if err := b.measureSize(ctx, cfg); err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{name: socketMany, lane: l, cgroup: cgroup, to: vip})
+	b.paths = append(b.paths, path{name: socketMany, lane: l, cgroup: cgroup, to: vip})
 	return nil
 }
 
@@ -144,7 +144,7 @@ func (b *testbed) buildPacketFast(ctx context.Context, l *lane) error {
 	return b.buildPacket(ctx, l, packetFast, true)
 }
 
-// buildPacket translates many VIPs in the node, packet by packet.
+// buildPacket builds a packet path with many Services in the node of a lane.
 func (b *testbed) buildPacket(ctx context.Context, l *lane, name string, fast bool) error {
 	cfg, _, err := b.newPlane(name)
 	if err != nil {
@@ -156,15 +156,15 @@ func (b *testbed) buildPacket(ctx context.Context, l *lane, name string, fast bo
 	if err != nil {
 		return err
 	}
-	// What it has done stays when it is closed.
+	// Close leaves programs and maps in place.
 	if err := d.Close(); err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{name: name, lane: l, to: vip})
+	b.paths = append(b.paths, path{name: name, lane: l, to: vip})
 	return nil
 }
 
-// buildNFT translates one VIP in the node, with the rules that a person would write.
+// buildNFT builds a path whose node translates one VIP with hand-written nftables rules.
 func (b *testbed) buildNFT(ctx context.Context, l *lane) error {
 	if err := debian.Ensure(ctx, b.progress, "nftables"); err != nil {
 		return err
@@ -188,13 +188,13 @@ func (b *testbed) buildNFT(ctx context.Context, l *lane) error {
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("nft: %w\n%s", err, output)
 	}
-	b.roads = append(b.roads, road{name: nftByHand, lane: l, to: vip})
+	b.paths = append(b.paths, path{name: nftByHand, lane: l, to: vip})
 	return nil
 }
 
-// buildKubeProxy lets a real kube-proxy translate as many VIPs as the larger of our dataplanes.
+// buildKubeProxy builds a path whose node translates many VIPs with the rules of a real kube-proxy.
 func (b *testbed) buildKubeProxy(ctx context.Context, l *lane) error {
-	assets, err := world.Assets(ctx, b.progress)
+	assets, err := simulation.Assets(ctx, b.progress)
 	if err != nil {
 		return err
 	}
@@ -221,6 +221,6 @@ func (b *testbed) buildKubeProxy(ctx context.Context, l *lane) error {
 	}
 	b.peerProgram = took.Seconds()
 	fmt.Fprintf(b.progress, "kube-proxy programmed %d Services with %d endpoints each in %.1fs\n", b.many.Services, b.many.Endpoints, b.peerProgram)
-	b.roads = append(b.roads, road{name: kubeProxy, lane: l, to: netip.AddrPortFrom(kubeproxy.ClusterIP(0), services.Port)})
+	b.paths = append(b.paths, path{name: kubeProxy, lane: l, to: netip.AddrPortFrom(kubeproxy.ClusterIP(0), services.Port)})
 	return nil
 }

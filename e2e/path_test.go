@@ -242,7 +242,7 @@ func connects(t *testing.T, c client, n int, servers []string, vip netip.AddrPor
 	}
 }
 
-// TestNames: the Service's name has the VIP of each family in every member, a name nobody exported is
+// TestNames: the Service's name has the VIP of each family in every member, a name that is not exported is
 // NXDOMAIN, and cluster.local knows nothing of the other cluster.
 func TestNames(t *testing.T) {
 	needBed(t)
@@ -268,15 +268,15 @@ func TestNames(t *testing.T) {
 		}
 	}
 	conformance.Holds(t, "N40", "C18", "L68")
-	if out := dig("nobody.road.svc.clusterset.local", "A"); !strings.Contains(out, "status: NXDOMAIN") {
-		t.Errorf("a name nobody exported is not NXDOMAIN:\n%s", out)
+	if out := dig("unexported.e2e.svc.clusterset.local", "A"); !strings.Contains(out, "status: NXDOMAIN") {
+		t.Errorf("the name of a Service that is not exported is not NXDOMAIN:\n%s", out)
 	}
 	clusterIP, err := bed.Kubectl(t.Context(), "a", "get", "service", "echo", "--namespace", namespace, "--output", "jsonpath={.spec.clusterIP}")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.TrimSpace(dig("+short", "echo.road.svc.cluster.local", "A")); got != clusterIP {
-		t.Errorf("echo.road.svc.cluster.local is %q, want the local ClusterIP %s", got, clusterIP)
+	if got := strings.TrimSpace(dig("+short", "echo.e2e.svc.cluster.local", "A")); got != clusterIP {
+		t.Errorf("echo.e2e.svc.cluster.local is %q, want the local ClusterIP %s", got, clusterIP)
 	}
 	conformance.Holds(t, "N38", "C20")
 	r, err := client(podClient).run(t.Context(), "--connections", "200", "--url", "http://"+name)

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -18,15 +18,14 @@ import (
 )
 
 const (
-	// fillTimeout is how long the real member b may need to tell the broker what it exports.
+	// fillTimeout is the time that the real member b has to publish its exports.
 	fillTimeout = 10 * time.Minute
-	// admissionTimeout is how long the broker may need to learn of a new member.
+	// admissionTimeout is the time that the broker has to recognize a new member.
 	admissionTimeout = 30 * time.Second
 )
 
-// fill makes the broker hold what the simulated members export. What belongs to all of them is written by
-// the administrator.
-func (w *World) fill(ctx context.Context) error {
+// fill writes the exports of the simulated members to the broker. The administrator writes the objects that all members share.
+func (w *ClusterSet) fill(ctx context.Context) error {
 	var ids []clusterset.ClusterID
 	for i := range w.cfg.Members {
 		x := newExporter(simulatedID(i), w.podBlock(i+2))
@@ -60,9 +59,9 @@ func (w *World) fill(ctx context.Context) error {
 	return w.inParallel(ctx, "objects written to the broker", todo)
 }
 
-// onceKnown does what only a member may, again while the broker refuses: its admission policies learn of a
-// new member a moment after it was registered.
-func (w *World) onceKnown(ctx context.Context, do func(context.Context) error) error {
+// onceKnown retries an operation of a member while the broker denies it: admission policies recognize a member shortly after
+// its registration.
+func (w *ClusterSet) onceKnown(ctx context.Context, do func(context.Context) error) error {
 	var refused error
 	err := w.await(ctx, admissionTimeout, look, "the broker does not take a new member's word", func() (bool, error) {
 		refused = do(ctx)
@@ -77,16 +76,16 @@ func (w *World) onceKnown(ctx context.Context, do func(context.Context) error) e
 	return err
 }
 
-// vip is the ClusterSetIP of the k-th Service, of the exporter at place x if it is that one's alone: one of
-// its allocator's block.
-func (w *World) vip(k, x int) netip.Addr {
+// vip returns the ClusterSetIP of the k-th Service, from the block of its allocator. With Config.Distinct that is the exporter
+// at index x.
+func (w *ClusterSet) vip(k, x int) netip.Addr {
 	if !w.cfg.Distinct {
 		x = 0
 	}
 	return nth(vips.Addr(), (x+2)<<blockOfVIPs+k+1)
 }
 
-func (w *World) fillRecord(ctx context.Context, id clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) error {
+func (w *ClusterSet) fillRecord(ctx context.Context, id clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) error {
 	r, err := record(id, name, ip)
 	if err != nil {
 		return err
@@ -97,7 +96,7 @@ func (w *World) fillRecord(ctx context.Context, id clusterset.ClusterID, name cl
 	return nil
 }
 
-func (w *World) fillAggregate(ctx context.Context, ids []clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) error {
+func (w *ClusterSet) fillAggregate(ctx context.Context, ids []clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) error {
 	si := aggregate(ids, name, ip)
 	status := si.Status
 	if err := w.admin.Create(ctx, si); err != nil {
@@ -110,8 +109,8 @@ func (w *World) fillAggregate(ctx context.Context, ids []clusterset.ClusterID, n
 	return nil
 }
 
-// fillExporter makes the real member b export, and waits until the broker knows.
-func (w *World) fillExporter(ctx context.Context) error {
+// fillExporter creates the exports of the real member b, and waits until the broker has them.
+func (w *ClusterSet) fillExporter(ctx context.Context) error {
 	if w.b == nil {
 		return nil
 	}
@@ -144,8 +143,8 @@ func (w *World) fillExporter(ctx context.Context) error {
 	})
 }
 
-// inParallel runs todo, several at a time, and tells now and then how far it is.
-func (w *World) inParallel(ctx context.Context, what string, todo []func(context.Context) error) error {
+// inParallel runs todo, several at a time, and reports its progress.
+func (w *ClusterSet) inParallel(ctx context.Context, what string, todo []func(context.Context) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(writers)
 	var done atomic.Int64

@@ -1,11 +1,11 @@
-// Package world is a ClusterSet to measure: one real broker, members that are simulated, a real member a
-// that imports, and if wanted a real member b that exports. Real means kube-apiserver, etcd and the
-// isthmus-controller that users run, as processes of this machine whose cost can be told apart.
+// Package simulation builds a ClusterSet to measure: one real broker, simulated members, a real member a that imports, and
+// optionally a real member b that exports. Real means kube-apiserver, etcd and the isthmus-controller that users run, as
+// processes of this machine whose cost is measured one by one.
 //
-// A simulated member says on the broker what a real one would say, renews its Lease, and watches what a
-// member watches, so that the broker works as hard as with real ones. What it exports changes at a rate of
-// the caller's choice, and a watch of a's API server tells how long each change takes.
-package world
+// A simulated member writes to the broker what a real one would write, renews its Lease, and watches what a member watches, so
+// that the load of the broker is real. Its exports change at a chosen rate, and a watch on a's API server measures how long
+// each change takes.
+package simulation
 
 import (
 	"context"
@@ -28,14 +28,13 @@ import (
 )
 
 const (
-	// perSlice is how many endpoints an EndpointSlice holds at most, as the EndpointSlice controller has it
-	// (--max-endpoints-per-slice).
+	// perSlice is the largest number of endpoints in an EndpointSlice, the default of --max-endpoints-per-slice.
 	perSlice = 100
-	// namespaces is over how many the Services are spread.
+	// namespaces is the number of namespaces that the Services are spread over.
 	namespaces = 10
-	// spare is how many addresses each member has beyond those it starts with: one a change.
+	// spare is the number of additional addresses of each member. Each change needs one.
 	spare = 1 << 16
-	// writers is how many objects are written at a time while a world is made.
+	// writers is the number of concurrent writes while a ClusterSet is filled.
 	writers = 16
 )
 
@@ -45,29 +44,29 @@ const (
 	exporterID clusterset.ClusterID = "b"
 )
 
-// pods is where the addresses of all endpoints are.
+// pods contains the addresses of all endpoints.
 var pods = netip.MustParsePrefix("10.0.0.0/8")
 
-// Config describes a world.
+// Config describes a ClusterSet.
 type Config struct {
-	// Assets is a folder with kube-apiserver and etcd, Controller the program isthmus-controller.
+	// Assets is a folder with kube-apiserver and etcd, Controller the path of isthmus-controller.
 	Assets, Controller string
-	// Storage is where etcd's files are; they are removed with the world.
+	// Storage is the folder for etcd's files, which Close removes.
 	Storage string
-	// Members is how many members are simulated.
+	// Members is the number of simulated members.
 	Members int
-	// Exports is how many Services each member exports, Endpoints how many each of them has.
+	// Exports is the number of Services that each member exports, Endpoints the number of endpoints of each.
 	Exports, Endpoints int
-	// Distinct makes the Services of every member its own. Else all members export the same ones, and
-	// every import has endpoints of all.
+	// Distinct gives every member its own Services. Otherwise all members export the same ones, and every import has endpoints
+	// of all members.
 	Distinct bool
-	// Exporter adds the real member b, which exports like the simulated ones.
+	// Exporter adds the real member b, which exports like the simulated members.
 	Exporter bool
-	// Progress gets one line a step.
+	// Progress receives one line per step.
 	Progress io.Writer
 }
 
-// Validate reports everything that is wrong with c.
+// Validate reports all faults of c.
 func (c Config) Validate() error {
 	var errs []error
 	for name, value := range map[string]string{"Assets": c.Assets, "Controller": c.Controller, "Storage": c.Storage} {
@@ -82,7 +81,7 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("%d members; 0 to 1000 can be simulated", c.Members))
 	}
 	if c.Members == 0 && !c.Exporter {
-		errs = append(errs, errors.New("nobody exports: there must be simulated members, or the real member b"))
+		errs = append(errs, errors.New("no member exports: simulate members, or add the real member b"))
 	}
 	if c.Exports < 1 || c.Exports > 10_000 {
 		errs = append(errs, fmt.Errorf("%d exports; a member can have 1 to 10000", c.Exports))
@@ -96,10 +95,10 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// blockBits is how many bits count a member's addresses.
+// blockBits is the number of bits of the addresses within a member's block.
 func (c Config) blockBits() int { return bits.Len(uint(c.Exports*c.Endpoints + spare)) }
 
-// exporters is how many members export.
+// exporters is the number of exporting members.
 func (c Config) exporters() int {
 	if c.Exporter {
 		return c.Members + 1
@@ -107,7 +106,7 @@ func (c Config) exporters() int {
 	return c.Members
 }
 
-// Services is how many imports the world has.
+// Services is the number of imports in the ClusterSet.
 func (c Config) Services() int {
 	if c.Distinct {
 		return c.exporters() * c.Exports
@@ -115,11 +114,11 @@ func (c Config) Services() int {
 	return c.Exports
 }
 
-// RemoteEndpoints is how many endpoints a imports.
+// RemoteEndpoints is the number of endpoints that a imports.
 func (c Config) RemoteEndpoints() int { return c.exporters() * c.Exports * c.Endpoints }
 
-// World is one that was made. Its methods are to be called one at a time.
-type World struct {
+// ClusterSet is a running ClusterSet. Its methods must not be called concurrently.
+type ClusterSet struct {
 	cfg    Config
 	dir    string
 	began  time.Time
@@ -128,12 +127,12 @@ type World struct {
 	a, b   *member
 	seen   *observer // of a
 
-	federated []*member // all, of a federation
+	federated []*member // of a federation: all members
 
 	exporters []*exporter
 	tracker   *tracker
-	relays    *relays // nil before the first ChurnRelay
-	// life is what goes on by itself until Close: Leases, watches.
+	relays    *relays // life is the background work, which consists of Leases and watches; lifetime is its context, and end stops it.
+	// lifetime is the context of the background work, which are Leases and watches. Close ends it.
 	life     *errgroup.Group
 	lifetime context.Context
 	end      context.CancelFunc
@@ -142,30 +141,30 @@ type World struct {
 	undo []func() error
 }
 
-// New makes a world: servers are up, members are registered, the broker holds all that they export. The
-// controller of a does not run yet. Nothing of it outlives Close.
-func New(ctx context.Context, cfg Config) (*World, error) {
+// NewClusterSet starts the servers, registers the members, and fills the broker with all exports. The controller of a does not
+// run yet. Close ends everything.
+func NewClusterSet(ctx context.Context, cfg Config) (*ClusterSet, error) {
 	if err := cfg.Validate(); err != nil {
-		return nil, fmt.Errorf("make a world: %w", err)
+		return nil, fmt.Errorf("simulate a ClusterSet: %w", err)
 	}
-	w := &World{cfg: cfg, began: time.Now(), tracker: newTracker()}
+	w := &ClusterSet{cfg: cfg, began: time.Now(), tracker: newTracker()}
 	lifetime, end := context.WithCancel(ctx)
 	w.end = end
 	w.life, w.lifetime = errgroup.WithContext(lifetime)
 	for _, step := range []func(context.Context) error{w.startServers, w.register, w.fill, w.fillExporter, w.live, w.observe, w.observeExporter} {
 		if err := step(ctx); err != nil {
-			return nil, errors.Join(fmt.Errorf("make a world: %w", err), w.Close())
+			return nil, errors.Join(fmt.Errorf("simulate a ClusterSet: %w", err), w.Close())
 		}
 	}
 	return w, nil
 }
 
-// Close ends every process of the world and removes its files.
-func (w *World) Close() error {
+// Close ends every process of the ClusterSet and removes its files.
+func (w *ClusterSet) Close() error {
 	w.end()
 	err := w.life.Wait()
 	if errors.Is(err, context.Canceled) {
-		err = nil // that was us
+		err = nil // Close itself ended the background work
 	}
 	errs := []error{err}
 	for _, undo := range slices.Backward(w.undo) {
@@ -174,13 +173,13 @@ func (w *World) Close() error {
 	return errors.Join(errs...)
 }
 
-// say tells how far the world is, and how long after its beginning.
-func (w *World) say(format string, args ...any) {
+// say reports a step, with the time since the start.
+func (w *ClusterSet) say(format string, args ...any) {
 	fmt.Fprintf(w.cfg.Progress, "[%4.0fs] %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // startServers starts the API servers of the broker and of the real members.
-func (w *World) startServers(ctx context.Context) error {
+func (w *ClusterSet) startServers(ctx context.Context) error {
 	dir, err := os.MkdirTemp(w.cfg.Storage, "isthmus-scale-")
 	if err != nil {
 		return err
@@ -214,15 +213,15 @@ func (w *World) startServers(ctx context.Context) error {
 	return starting.Wait()
 }
 
-// onClose makes Close call undo, before what it was told earlier.
-func (w *World) onClose(undo ...func() error) {
+// onClose registers undo with Close, which calls the last one first.
+func (w *ClusterSet) onClose(undo ...func() error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.undo = append(w.undo, undo...)
 }
 
-// startServer starts an API server that lives in a folder of the world.
-func (w *World) startServer(ctx context.Context, name string, users ...string) (*apiserver.Server, error) {
+// startServer starts an API server with its files in a folder of the ClusterSet.
+func (w *ClusterSet) startServer(ctx context.Context, name string, users ...string) (*apiserver.Server, error) {
 	dir := filepath.Join(w.dir, name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
@@ -235,12 +234,12 @@ func (w *World) startServer(ctx context.Context, name string, users ...string) (
 	return s, nil
 }
 
-// poll is how often to ask for what costs nothing.
+// poll is the interval of cheap checks.
 const poll = 20 * time.Millisecond
 
-// await asks done now and then until it says so, at most for the given time; then what is the
-// error's subject. It also ends when the controller of a real member has ended.
-func (w *World) await(ctx context.Context, atMost, every time.Duration, what string, done func() (bool, error)) error {
+// await calls done repeatedly until it returns true, for at most the given time. The error names what is awaited. It also
+// returns if the controller of a real member exits.
+func (w *ClusterSet) await(ctx context.Context, atMost, every time.Duration, what string, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	tick := time.NewTicker(every)

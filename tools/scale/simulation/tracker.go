@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"fmt"
@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// tracker times changes from where they begin to where they are seen. A change is known by the address
-// that it brings, which no other change brings. Safe for concurrent use.
+// tracker measures the time from the start of a change to its arrival. It recognizes a change by its address, which is unique.
+// It is safe for concurrent use.
 type tracker struct {
 	mu    sync.Mutex
 	open  map[netip.Addr]*change
-	order map[*source][]*change // the open ones of a slice, oldest first
+	order map[*source][]*change // the open changes of a slice, oldest first
 	took  []time.Duration
 }
 
-// change is one that has begun. The zero time means not yet.
+// change is a started change. A zero time means not yet.
 type change struct {
 	addr     netip.Addr
 	from, to time.Time
@@ -28,7 +28,7 @@ func newTracker() *tracker {
 	return &tracker{open: map[netip.Addr]*change{}, order: map[*source][]*change{}}
 }
 
-// begin says that s is about to get an endpoint with address a.
+// begin records that s is about to receive an endpoint with address a.
 func (t *tracker) begin(s *source, a netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -37,7 +37,7 @@ func (t *tracker) begin(s *source, a netip.Addr) {
 	t.order[s] = append(t.order[s], c)
 }
 
-// from says when the change that brings a began.
+// from records the start of the change to address a.
 func (t *tracker) from(a netip.Addr, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -46,8 +46,8 @@ func (t *tracker) from(a netip.Addr, at time.Time) {
 	}
 }
 
-// to says that a was seen where it should go. Changes of the same slice that began earlier have arrived
-// with it, also when they were overwritten and nobody ever saw them.
+// to records the arrival of address a at its destination. Earlier changes of the same slice have arrived with it, even if they
+// were overwritten and never observed.
 func (t *tracker) to(a netip.Addr, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,12 +56,12 @@ func (t *tracker) to(a netip.Addr, at time.Time) {
 	}
 }
 
-// settle turns changes that have arrived into times, and returns how many have not.
-func (t *tracker) settle() int {
+// evaluate turns arrived changes into times, and returns the number of open ones.
+func (t *tracker) evaluate() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for s, changes := range t.order {
-		var arrived time.Time // of the change or a later one, the earliest of these
+		var arrived time.Time // the earliest arrival of this change or a later one
 		for i, c := range slices.Backward(changes) {
 			if !c.to.IsZero() && (arrived.IsZero() || c.to.Before(arrived)) {
 				arrived = c.to
@@ -82,9 +82,9 @@ func (t *tracker) settle() int {
 	return len(t.open)
 }
 
-// take returns the times since the last call, and forgets changes that are open.
+// take returns the times since the last call, and drops open changes.
 func (t *tracker) take() (took []time.Duration, missing int) {
-	missing = t.settle()
+	missing = t.evaluate()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	took = t.took
@@ -94,21 +94,21 @@ func (t *tracker) take() (took []time.Duration, missing int) {
 	return took, missing
 }
 
-// Propagation is how long changes took.
+// Propagation summarizes the latencies of changes.
 type Propagation struct {
 	Changes       int           // written
-	Missing       int           // of these, not seen in a within the patience after the last one
-	Rate          float64       // of changes, a second
-	P50, P99, Max time.Duration // of those seen
+	Missing       int           // not observed in a within arrivalTimeout after the last one
+	Rate          float64       // changes per second
+	P50, P99, Max time.Duration // of the observed ones
 }
 
-// String says it in one line.
+// String formats p in one line.
 func (p Propagation) String() string {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	return fmt.Sprintf("%d changes at %.1f/s, %d missing: p50 %.1f ms, p99 %.1f ms, max %.1f ms", p.Changes, p.Rate, p.Missing, ms(p.P50), ms(p.P99), ms(p.Max))
 }
 
-// propagation reduces took, which it sorts.
+// propagation summarizes took, which it sorts.
 func propagation(took []time.Duration, missing int, over time.Duration) Propagation {
 	slices.Sort(took)
 	p := Propagation{Changes: len(took) + missing, Missing: missing, P50: quantile(took, 0.5), P99: quantile(took, 0.99), Max: quantile(took, 1)}
@@ -116,7 +116,7 @@ func propagation(took []time.Duration, missing int, over time.Duration) Propagat
 	return p
 }
 
-// quantile returns the smallest of sorted that is not exceeded by a share q of them (nearest rank), 0 of
+// quantile returns the smallest value of sorted that a share q of the values does not exceed (nearest rank), or 0 if there is
 // none.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"bytes"
@@ -25,12 +25,12 @@ func TestValidate(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		edit func(*Config)
-		says string // empty: it is fine
+		says string // part of the error; empty: none
 	}{
 		"plain":            {func(*Config) {}, ""},
 		"largest members":  {func(c *Config) { c.Members = 100; c.Exports, c.Endpoints = 1000, 10 }, ""},
 		"b alone":          {func(c *Config) { c.Members, c.Exporter = 0, true }, ""},
-		"nobody":           {func(c *Config) { c.Members = 0 }, "nobody exports"},
+		"no exporter":      {func(c *Config) { c.Members = 0 }, "no member exports"},
 		"too many members": {func(c *Config) { c.Members = 1001 }, "1001 members"},
 		"too many exports": {func(c *Config) { c.Exports = 10_001 }, "10001 exports"},
 		"no exports":       {func(c *Config) { c.Exports = 0 }, "0 exports"},
@@ -64,10 +64,10 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// Blocks of members hold all their endpoints and do not overlap, nor do blocks of ClusterSetIPs.
+// Blocks of members contain all their endpoints and do not overlap, nor do blocks of ClusterSetIPs.
 func TestBlocks(t *testing.T) {
 	t.Parallel()
-	w := &World{cfg: valid()}
+	w := &ClusterSet{cfg: valid()}
 	w.cfg.Members, w.cfg.Exports, w.cfg.Endpoints = 20, 1000, 100
 	for n := range w.ids() {
 		mine := w.podBlock(n)
@@ -85,10 +85,10 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// A member with more endpoints than a slice holds has several, and its addresses come to an end.
+// A member with more endpoints than fit in a slice has several slices. Its addresses can be exhausted.
 func TestExporter(t *testing.T) {
 	t.Parallel()
-	w := &World{cfg: valid()}
+	w := &ClusterSet{cfg: valid()}
 	x := newExporter("s1", w.podBlock(2))
 	if err := x.add(clusterset.ServiceName{Namespace: "n", Name: "s"}, 2*perSlice+1); err != nil {
 		t.Fatal(err)
@@ -115,9 +115,9 @@ func TestExporter(t *testing.T) {
 	}
 }
 
-// TestWorld goes through a small world: two simulated members and the real a and b, three Services. Restarts
-// are in the test of tools/bench/controlplane.
-func TestWorld(t *testing.T) {
+// TestClusterSet runs a small ClusterSet: two simulated members, the real a and b, and three Services. The test of
+// tools/bench/controlplane covers restarts.
+func TestClusterSet(t *testing.T) {
 	apitest.Require(t)
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
@@ -130,12 +130,12 @@ func TestWorld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	storage, err := os.MkdirTemp(DefaultStorage(), "world-test-") //nolint:usetesting // in memory, where its fsync costs nothing
+	storage, err := os.MkdirTemp(DefaultStorage(), "simulation-test-") //nolint:usetesting // a filesystem in memory, where fsync costs nothing
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(storage)
-	w, err := New(ctx, Config{
+	w, err := NewClusterSet(ctx, Config{
 		Assets: assets, Controller: controller, Storage: storage,
 		Members: 2, Exports: 3, Endpoints: 2, Exporter: true, Progress: t.Output(),
 	})
@@ -154,7 +154,7 @@ func TestWorld(t *testing.T) {
 		t.Fatal(err)
 	}
 	load := first.Load
-	// Three imports, a status each, and a slice of each of three exporters.
+	// Three imports with a status each, and a slice from each of three exporters.
 	if n := Writes(load.Importer.Requests); first.Usable <= 0 || first.Reported < first.Usable || n < 9 || n > 40 {
 		t.Errorf("the first import took %s, with statuses %s, and %.0f writes: %v", first.Usable, first.Reported, n, load.Importer.Requests)
 	}
@@ -185,6 +185,6 @@ func TestWorld(t *testing.T) {
 		t.Error(err)
 	}
 	if left, err := filepath.Glob(filepath.Join(storage, "*")); err != nil || len(left) > 0 {
-		t.Errorf("the world leaves %v (%v)", left, err)
+		t.Errorf("Close leaves %v (%v)", left, err)
 	}
 }

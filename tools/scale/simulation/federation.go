@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -50,8 +50,8 @@ type FederationConfig struct {
 
 // Federation is a formed federation in which everything is written. Its methods must not be called concurrently.
 type Federation struct {
-	world *World
-	cfg   FederationConfig
+	set *ClusterSet
+	cfg FederationConfig
 
 	cost Cost
 
@@ -73,7 +73,7 @@ func NewFederation(ctx context.Context, cfg FederationConfig) (*Federation, erro
 			cfg.Members, cfg.Supervisors, cfg.Services, cfg.Endpoints)
 	}
 	// The federation uses the members and Services of a ClusterSet.
-	w := &World{
+	w := &ClusterSet{
 		cfg: Config{
 			Assets: cfg.Assets, Controller: cfg.Controller, Storage: cfg.Storage, Progress: cfg.Progress,
 			Members: cfg.Members, Exports: cfg.Services, Endpoints: cfg.Endpoints,
@@ -86,7 +86,7 @@ func NewFederation(ctx context.Context, cfg FederationConfig) (*Federation, erro
 	lifetime, end := context.WithCancel(ctx)
 	w.end = end
 	w.life, w.lifetime = errgroup.WithContext(lifetime)
-	f := &Federation{world: w, cfg: cfg, seen: map[netip.Addr]int{}}
+	f := &Federation{set: w, cfg: cfg, seen: map[netip.Addr]int{}}
 	for _, step := range []func(context.Context) error{f.startServers, f.form, f.fill, f.write} {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(fmt.Errorf("make a federation: %w", err), f.Close())
@@ -99,16 +99,16 @@ func NewFederation(ctx context.Context, cfg FederationConfig) (*Federation, erro
 // to all API servers.
 func (f *Federation) Close() error {
 	var errs []error
-	for _, m := range f.world.federated {
+	for _, m := range f.set.federated {
 		if m != nil {
 			errs = append(errs, m.stop())
 		}
 	}
-	return errors.Join(append(errs, f.world.Close())...)
+	return errors.Join(append(errs, f.set.Close())...)
 }
 
 func (f *Federation) startServers(ctx context.Context) error {
-	w := f.world
+	w := f.set
 	dir, err := os.MkdirTemp(f.cfg.Storage, "isthmus-scale-")
 	if err != nil {
 		return err
@@ -134,7 +134,7 @@ func (f *Federation) form(ctx context.Context) error {
 	defer cancel()
 	var clusters []bootstrap.Cluster
 	var issuing errgroup.Group
-	for i, m := range f.world.federated {
+	for i, m := range f.set.federated {
 		cfg := m.server.As(apiserver.Admin)
 		clusters = append(clusters, bootstrap.Cluster{
 			ID: m.id, Supervisor: i < f.cfg.Supervisors, Context: string(m.id), Client: m.client, Host: cfg.Host, CA: cfg.CAData,
@@ -147,7 +147,7 @@ func (f *Federation) form(ctx context.Context) error {
 		return err
 	}
 	const vips = `{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`
-	for _, m := range f.world.federated[:f.cfg.Supervisors] {
+	for _, m := range f.set.federated[:f.cfg.Supervisors] {
 		federation := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
 		if err := m.client.Patch(ctx, federation, client.RawPatch(types.MergePatchType, []byte(vips))); err != nil {
 			return err
@@ -158,7 +158,7 @@ func (f *Federation) form(ctx context.Context) error {
 
 // fill creates the Services and policies of every member.
 func (f *Federation) fill(ctx context.Context) error {
-	w := f.world
+	w := f.set
 	var todo []func(context.Context) error
 	for i, m := range w.federated {
 		x := newExporter(m.id, w.podBlock(i))
@@ -198,7 +198,7 @@ func (f *Federation) write(ctx context.Context) error {
 	if err := f.awaitWritten(ctx); err != nil {
 		return err
 	}
-	controller := f.world.federated[0].controller
+	controller := f.set.federated[0].controller
 	if err := f.quiet(ctx, controller); err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ func (f *Federation) write(ctx context.Context) error {
 func (f *Federation) Cost() Cost { return f.cost }
 
 func (f *Federation) startSupervisors(ctx context.Context) error {
-	for _, m := range f.world.federated[:f.cfg.Supervisors] {
+	for _, m := range f.set.federated[:f.cfg.Supervisors] {
 		if err := m.start(ctx, f.cfg.Controller, "--federation"); err != nil {
 			return err
 		}
@@ -229,12 +229,12 @@ const writtenTimeout = time.Hour
 // awaitWritten waits until all members have all federated Services with the slices of all members.
 func (f *Federation) awaitWritten(ctx context.Context) error {
 	want, said := 0, time.Now()
-	for _, x := range f.world.exporters {
+	for _, x := range f.set.exporters {
 		want += len(x.slices)
 	}
-	return f.world.await(ctx, writtenTimeout, time.Second, "not everything is written", func() (bool, error) {
+	return f.set.await(ctx, writtenTimeout, time.Second, "not everything is written", func() (bool, error) {
 		least := want
-		for _, m := range f.world.federated {
+		for _, m := range f.set.federated {
 			n, err := count(ctx, m)
 			if err != nil {
 				return false, err
@@ -243,7 +243,7 @@ func (f *Federation) awaitWritten(ctx context.Context) error {
 		}
 		if least == want || time.Since(said) > 15*time.Second {
 			said = time.Now()
-			f.world.say("every member has %d of %d slices", least, want)
+			f.set.say("every member has %d of %d slices", least, want)
 		}
 		return least == want, nil
 	})
@@ -268,21 +268,21 @@ func (f *Federation) Churn(ctx context.Context, perSecond float64, duration time
 	if err := f.observe(ctx); err != nil {
 		return Propagation{}, err
 	}
-	return f.world.Churn(ctx, perSecond, duration)
+	return f.set.Churn(ctx, perSecond, duration)
 }
 
 // observe watches the source and the copies of changes, once.
 func (f *Federation) observe(ctx context.Context) error {
-	for _, m := range f.world.federated {
+	for _, m := range f.set.federated {
 		if len(m.ends) > 0 {
 			continue
 		}
-		err := f.world.follow(ctx, m, &discoveryv1.EndpointSliceList{}, func(at time.Time, _ watch.EventType, obj client.Object) {
+		err := f.set.follow(ctx, m, &discoveryv1.EndpointSliceList{}, func(at time.Time, _ watch.EventType, obj client.Object) {
 			es, ok := obj.(*discoveryv1.EndpointSlice)
 			switch {
 			case !ok:
 			case es.Labels[discoveryv1.LabelManagedBy] != federationv1alpha1.ManagedBy:
-				eachAddress(es, func(a netip.Addr) { f.world.tracker.from(a, at) })
+				eachAddress(es, func(a netip.Addr) { f.set.tracker.from(a, at) })
 			case es.Labels[federationv1alpha1.MarkCluster] != "":
 				eachAddress(es, func(a netip.Addr) { f.arrived(m.id, a, at) })
 			}
@@ -298,13 +298,13 @@ func (f *Federation) observe(ctx context.Context) error {
 func (f *Federation) arrived(id clusterset.ClusterID, a netip.Addr, at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i, m := range f.world.federated {
+	for i, m := range f.set.federated {
 		if m.id == id {
 			f.seen[a] |= 1 << i
 		}
 	}
-	if f.seen[a] == 1<<len(f.world.federated)-1 {
-		f.world.tracker.to(a, at)
+	if f.seen[a] == 1<<len(f.set.federated)-1 {
+		f.set.tracker.to(a, at)
 	}
 }
 
@@ -322,17 +322,17 @@ func (f *Federation) String() string {
 
 // Memory returns the peak memory of the first supervisor since its start, in bytes.
 func (f *Federation) Memory() (int64, error) {
-	u, err := f.world.federated[0].controller.Usage()
+	u, err := f.set.federated[0].controller.Usage()
 	return u.Peak, err
 }
 
 // Restart restarts the first supervisor and waits until it leads again and has reconciled everything.
 func (f *Federation) Restart(ctx context.Context) error {
-	m := f.world.federated[0]
+	m := f.set.federated[0]
 	if err := m.stop(); err != nil {
 		return err
 	}
-	f.world.say("start supervisor %s anew", m.id)
+	f.set.say("start supervisor %s anew", m.id)
 	if err := m.start(ctx, f.cfg.Controller, "--federation"); err != nil {
 		return err
 	}
@@ -344,7 +344,7 @@ func (f *Federation) quiet(ctx context.Context, p *process.Process) error {
 	const window, idle = time.Second, 50 * time.Millisecond
 	var before process.Usage
 	looks := 0
-	return f.world.await(ctx, importTimeout, window, "the supervisor does not come to rest", func() (bool, error) {
+	return f.set.await(ctx, importTimeout, window, "the supervisor does not come to rest", func() (bool, error) {
 		now, err := p.Usage()
 		took := now.CPU - before.CPU
 		before = now
@@ -355,7 +355,7 @@ func (f *Federation) quiet(ctx context.Context, p *process.Process) error {
 
 // Rest waits while nothing changes, and returns the number of write requests to the API servers, Leases excluded.
 func (f *Federation) Rest(ctx context.Context, duration time.Duration) (writes float64, err error) {
-	if err := f.quiet(ctx, f.world.federated[0].controller); err != nil {
+	if err := f.quiet(ctx, f.set.federated[0].controller); err != nil {
 		return 0, err
 	}
 	before, err := f.writes(ctx)
@@ -373,7 +373,7 @@ func (f *Federation) Rest(ctx context.Context, duration time.Duration) (writes f
 
 // writes returns the number of write requests to API servers, Leases excluded.
 func (f *Federation) writes(ctx context.Context) (all float64, err error) {
-	for _, m := range f.world.federated {
+	for _, m := range f.set.federated {
 		requests, err := m.server.Requests(ctx)
 		if err != nil {
 			return 0, err

@@ -17,7 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// The addresses: a client, a node between, a backend; of both families.
+// The addresses of client, node and backend, in both families.
 var (
 	links = []struct{ client, nodeIn, nodeOut, backend netip.Prefix }{
 		{prefix("10.97.1.2/24"), prefix("10.97.1.1/24"), prefix("10.97.2.1/24"), prefix("10.97.2.2/24")},
@@ -30,62 +30,62 @@ var (
 	servedPort = uint16(80)
 )
 
-// backendPort is where the backend listens, with every protocol.
+// backendPort is the port of the backend, for every protocol.
 const backendPort = 8080
 
-// world is the network, the backend's servers and the agent.
-type world struct {
+// testbed is the network, the backend's servers and the agent.
+type testbed struct {
 	client, node, backend *netlab.Namespace
 	cgroup                *netlab.Cgroup // of the client's sockets
 	cfg                   agent.Config
 	agent                 *agent.Agent
-	packets               *datapath.Datapath // in the node; nil without
+	packets               *datapath.Datapath // in the node; nil if it does not serve packets
 	packetCfg             datapath.Config
-	gatewayBPFFS          string   // of the gateway in the node; "" without
-	folders               []string // that were made for BPF filesystems
+	gatewayBPFFS          string   // of the gateway in the node; "" without a gateway
+	folders               []string // created for BPF filesystems
 	undo                  []func() error
 }
 
-// newWorld returns a world in which everything is up. What it returns is to be closed, with an error too.
-func newWorld(ctx context.Context) (*world, error) {
-	w := &world{}
-	for _, step := range []func(context.Context) error{w.makeNetwork, w.startServers, w.startAgent} {
+// newTestbed returns a running testbed. The caller closes it, even after an error.
+func newTestbed(ctx context.Context) (*testbed, error) {
+	tb := &testbed{}
+	for _, step := range []func(context.Context) error{tb.makeNetwork, tb.startServers, tb.startAgent} {
 		if err := step(ctx); err != nil {
-			return w, err
+			return tb, err
 		}
 	}
-	return w, nil
+	return tb, nil
 }
 
-func (w *world) close() error {
+func (tb *testbed) close() error {
 	var errs []error
-	for _, undo := range slices.Backward(w.undo) {
+	for _, undo := range slices.Backward(tb.undo) {
 		errs = append(errs, undo())
 	}
 	return errors.Join(errs...)
 }
 
-// nothingLeft reports what a closed world should have taken away and has not.
-func (w *world) nothingLeft() error {
+// nothingLeft reports folders that a closed testbed could not remove.
+func (tb *testbed) nothingLeft() error {
 	var errs []error
-	for _, dir := range w.folders {
+	for _, dir := range tb.folders {
 		errs = append(errs, os.Remove(dir))
 	}
 	return errors.Join(errs...)
 }
 
-// mountBPFFS mounts a BPF filesystem of its own. When it is unmounted there must be nothing in it.
-func (w *world) mountBPFFS() (dir string, err error) {
+// mountBPFFS mounts a new BPF filesystem. It must be empty at the end.
+func (tb *testbed) mountBPFFS() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "isthmus-kernels-"); err != nil {
 		return "", err
 	}
-	w.folders = append(w.folders, dir)
+	tb.folders = append(tb.folders, dir)
 	unmount, err := netlab.MountBPFFS(dir)
 	if err != nil {
 		return "", err
 	}
-	w.undo = append(w.undo, unmount, func() error {
-		left, err := filepath.Glob(filepath.Join(dir, "isthmus*")) // the kernel has files there, too
+	tb.undo = append(tb.undo, unmount, func() error {
+		left, err := filepath.Glob(filepath.Join(dir, "isthmus*")) // the kernel has files there as well
 		if len(left) > 0 {
 			return fmt.Errorf("pins are left: %v", left)
 		}
@@ -94,25 +94,25 @@ func (w *world) mountBPFFS() (dir string, err error) {
 	return dir, nil
 }
 
-func (w *world) makeNetwork(context.Context) error {
-	for _, n := range []**netlab.Namespace{&w.client, &w.node, &w.backend} {
+func (tb *testbed) makeNetwork(context.Context) error {
+	for _, n := range []**netlab.Namespace{&tb.client, &tb.node, &tb.backend} {
 		ns, err := netlab.NewNamespace()
 		if err != nil {
 			return err
 		}
 		*n = ns
-		w.undo = append(w.undo, ns.Close)
+		tb.undo = append(tb.undo, ns.Close)
 		if err := ns.Do(setUpIPv6); err != nil {
 			return err
 		}
 	}
 	for _, l := range links {
 		if err := errors.Join(
-			w.client.Connect(w.node, l.client, l.nodeIn),
-			w.node.Connect(w.backend, l.nodeOut, l.backend),
-			w.client.Route(l.nodeIn.Addr()),
-			w.backend.Route(l.nodeOut.Addr()),
-			w.node.Route(l.backend.Addr()), // which makes that device the node's uplink
+			tb.client.Connect(tb.node, l.client, l.nodeIn),
+			tb.node.Connect(tb.backend, l.nodeOut, l.backend),
+			tb.client.Route(l.nodeIn.Addr()),
+			tb.backend.Route(l.nodeOut.Addr()),
+			tb.node.Route(l.backend.Addr()), // makes that device the node's uplink
 		); err != nil {
 			return err
 		}
@@ -120,8 +120,8 @@ func (w *world) makeNetwork(context.Context) error {
 	return nil
 }
 
-// setUpIPv6 makes the calling thread's namespace forward IPv6, and use an address at once: who else should
-// have it?
+// setUpIPv6 enables IPv6 forwarding in the calling thread's namespace, and disables duplicate address detection, so that
+// addresses are usable immediately.
 func setUpIPv6() error {
 	for path, value := range map[string]string{"all/forwarding": "1", "default/accept_dad": "0"} {
 		if err := os.WriteFile(filepath.Join("/proc/sys/net/ipv6/conf", path), []byte(value), 0); err != nil {
@@ -131,27 +131,27 @@ func setUpIPv6() error {
 	return nil
 }
 
-// startServers makes the backend send back what it gets.
-func (w *world) startServers(ctx context.Context) error {
-	return w.backend.Do(func() error {
+// startServers starts the backend's echo servers.
+func (tb *testbed) startServers(ctx context.Context) error {
+	return tb.backend.Do(func() error {
 		at := fmt.Sprintf(":%d", backendPort)
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", at)
 		if err != nil {
 			return err
 		}
-		w.undo = append(w.undo, l.Close)
+		tb.undo = append(tb.undo, l.Close)
 		go echoTCP(l)
-		// One socket for each family: an answer of a socket for both has no address of its own to come from.
+		// Each family has its own socket: the answer of a dual-stack socket could have another source address.
 		for _, network := range []string{"udp4", "udp6"} {
 			c, err := new(net.ListenConfig).ListenPacket(ctx, network, at)
 			if err != nil {
 				return err
 			}
-			w.undo = append(w.undo, c.Close)
+			tb.undo = append(tb.undo, c.Close)
 			go echoUDP(c)
 		}
 		if emulated() {
-			return w.startSCTP()
+			return tb.startSCTP()
 		}
 		return nil
 	})
@@ -187,48 +187,48 @@ func echoUDP(c net.PacketConn) {
 			return
 		}
 		if err == nil {
-			_, _ = c.WriteTo(b[:n], from) // the client misses its answer and says so
+			_, _ = c.WriteTo(b[:n], from) // a missing answer fails the check at the client
 		}
 	}
 }
 
-// startAgent starts an agent for the sockets of a cgroup, in which this process is from then on.
-func (w *world) startAgent(ctx context.Context) error {
+// startAgent starts an agent for the sockets of a new cgroup, and moves this process into that cgroup.
+func (tb *testbed) startAgent(ctx context.Context) error {
 	cgroup, err := netlab.NewCgroup()
 	if err != nil {
 		return err
 	}
-	w.cgroup = cgroup
-	w.undo = append(w.undo, cgroup.Close)
-	dir, err := w.mountBPFFS()
+	tb.cgroup = cgroup
+	tb.undo = append(tb.undo, cgroup.Close)
+	dir, err := tb.mountBPFFS()
 	if err != nil {
 		return err
 	}
-	w.cfg = agent.Config{CgroupRoot: cgroup.Path, BPFFS: dir}
-	w.undo = append(w.undo, func() error { return agent.Cleanup(w.cfg) })
-	if err := w.restartAgent(ctx); err != nil {
+	tb.cfg = agent.Config{CgroupRoot: cgroup.Path, BPFFS: dir}
+	tb.undo = append(tb.undo, func() error { return agent.Cleanup(tb.cfg) })
+	if err := tb.restartAgent(ctx); err != nil {
 		return err
 	}
-	w.undo = append(w.undo, func() error { return w.agent.Close() })
+	tb.undo = append(tb.undo, func() error { return tb.agent.Close() })
 	return cgroup.Enter()
 }
 
-// restartAgent ends the agent, if there is one, and starts another.
-func (w *world) restartAgent(ctx context.Context) error {
-	if w.agent != nil {
-		if err := w.agent.Close(); err != nil {
+// restartAgent stops the agent, if one runs, and starts another.
+func (tb *testbed) restartAgent(ctx context.Context) error {
+	if tb.agent != nil {
+		if err := tb.agent.Close(); err != nil {
 			return err
 		}
 	}
-	a, err := agent.New(ctx, w.cfg, slog.New(slog.DiscardHandler))
+	a, err := agent.New(ctx, tb.cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
-	w.agent = a
+	tb.agent = a
 	return a.Sync(ctx, snapshot())
 }
 
-// snapshot is two Services, one with the backend and one without any.
+// snapshot returns two Services, one with the backend and one without backends.
 func snapshot() *clusterset.Snapshot {
 	backends := make([]netip.Addr, len(links))
 	for i, l := range links {
@@ -237,7 +237,7 @@ func snapshot() *clusterset.Snapshot {
 	return &clusterset.Snapshot{Services: []clusterset.Service{service("echo", echoVIPs, backends), service("empty", emptyVIPs, nil)}}
 }
 
-// service is a Service with the backends, each of them a slice.
+// service returns a Service with the backends, each in a slice of its own.
 func service(name string, vips, backends []netip.Addr) clusterset.Service {
 	svc := clusterset.Service{Import: clusterset.Import{
 		Service: clusterset.ServiceName{Namespace: "kernels", Name: name}, Type: clusterset.ClusterSetIP, IPs: vips,

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -21,28 +21,28 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// exporter is what one member exports, as the member's own EndpointSlices.
+// exporter holds the exports of one member as the member's own EndpointSlices.
 type exporter struct {
 	id     clusterset.ClusterID
 	slices []*source
-	// write creates an EndpointSlice of the member, or updates the one of that version, where the change
-	// that began at a given time is seen first. It returns the new version.
+	// write creates an EndpointSlice of the member, or updates the given version, at the place where a change is observed
+	// first. It returns the new version.
 	write func(ctx context.Context, began time.Time, es *discoveryv1.EndpointSlice, version string) (string, error)
-	// self says that the beginning of a change is the call of write. Else somebody watches for it.
+	// self means that a change starts with the call of write. Otherwise a watch observes its start.
 	self bool
 
 	mu    sync.Mutex // guards fresh
-	fresh netip.Addr // the next address that no endpoint has had
+	fresh netip.Addr // the next unused address
 	last  netip.Addr
 }
 
-// newExporter returns one whose addresses are those of block.
+// newExporter returns an exporter with the addresses of block.
 func newExporter(id clusterset.ClusterID, block netip.Prefix) *exporter {
-	first := block.Addr().Next() // not the network's own
+	first := block.Addr().Next() // the network's own address is unused
 	return &exporter{id: id, fresh: first, last: nth(block.Addr(), 1<<(32-block.Bits())-2)}
 }
 
-// address returns one that no endpoint has had before.
+// address returns an unused address.
 func (x *exporter) address() (netip.Addr, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -54,7 +54,7 @@ func (x *exporter) address() (netip.Addr, error) {
 	return a, nil
 }
 
-// add gives x a Service with n endpoints, in as many slices as the EndpointSlice controller would make.
+// add gives x a Service with n endpoints, in the slices that the EndpointSlice controller would create.
 func (x *exporter) add(name clusterset.ServiceName, n int) error {
 	for part := 0; n > 0; part++ {
 		s := &source{of: x, service: name, part: part}
@@ -77,13 +77,13 @@ type source struct {
 	service clusterset.ServiceName
 	part    int
 
-	mu      sync.Mutex // held while it is written
+	mu      sync.Mutex // held during a write
 	addrs   []netip.Addr
 	next    int    // the endpoint that changes next
-	version string // resource version, "" before it was created
+	version string // resource version; "" before its creation
 }
 
-// create writes the slice for the first time.
+// create creates the slice.
 func (s *source) create(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +92,7 @@ func (s *source) create(ctx context.Context) error {
 	return err
 }
 
-// change replaces one endpoint by one of another address, as when a pod is replaced, and tells t about it.
+// change replaces one endpoint by one with another address, as when a pod is replaced, and tells t about it.
 func (s *source) change(ctx context.Context, t *tracker) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,7 +111,7 @@ func (s *source) change(ctx context.Context, t *tracker) error {
 	return err
 }
 
-// object is the slice as the EndpointSlice controller writes it.
+// object returns the slice as the EndpointSlice controller writes it.
 func (s *source) object() *discoveryv1.EndpointSlice {
 	es := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -142,11 +142,11 @@ func (s *source) object() *discoveryv1.EndpointSlice {
 	return es
 }
 
-// namespace names the i-th of those that Services are spread over.
+// namespace returns the name of the i-th namespace.
 func namespace(i int) string { return fmt.Sprintf("scale-%d", i) }
 
-// names are the Services that the x-th exporter exports.
-func (w *World) names(x int) []clusterset.ServiceName {
+// names returns the Services that the x-th exporter exports.
+func (w *ClusterSet) names(x int) []clusterset.ServiceName {
 	var names []clusterset.ServiceName
 	for i := range w.cfg.Exports {
 		name := fmt.Sprintf("web-%05d", i)
@@ -158,7 +158,7 @@ func (w *World) names(x int) []clusterset.ServiceName {
 	return names
 }
 
-// service and export are what a person wrote in a member to export a Service.
+// service and export return the objects that a user creates in a member to export a Service.
 func service(name clusterset.ServiceName) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
@@ -174,7 +174,7 @@ func export(name clusterset.ServiceName) *v1beta1.ServiceExport {
 	return &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 }
 
-// record is what member id says on the broker about a Service whose ClusterSetIP is ip.
+// record returns the export record of member id for a Service with the ClusterSetIP ip.
 func record(id clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) (*v1alpha1.ExportRecord, error) {
 	x := export(name)
 	x.CreationTimestamp = metav1.NewTime(joined.Add(time.Hour))
@@ -190,7 +190,7 @@ func record(id clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr)
 	return r, nil
 }
 
-// aggregate is what the broker holds about a Service that members with ids export.
+// aggregate returns the broker's aggregate of a Service that the members ids export.
 func aggregate(ids []clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) *v1beta1.ServiceImport {
 	si := mcs.Aggregate(clusterset.Aggregate{
 		Service: name, Type: clusterset.ClusterSetIP, IPs: []netip.Addr{ip}, AllocatedBy: ids[0], UseIP: clusterset.Enabled, Clusters: ids,
@@ -199,8 +199,8 @@ func aggregate(ids []clusterset.ClusterID, name clusterset.ServiceName, ip netip
 	return si
 }
 
-// writeToBroker returns an exporter's write for a member that is simulated: c has its credentials, and what
-// it says is what a real one would.
+// writeToBroker returns the write function of a simulated member, which writes a real member's records with the credentials of
+// c.
 func writeToBroker(c client.Client, id clusterset.ClusterID) func(context.Context, time.Time, *discoveryv1.EndpointSlice, string) (string, error) {
 	return func(ctx context.Context, began time.Time, es *discoveryv1.EndpointSlice, version string) (string, error) {
 		said := mcs.BrokerSlice(es, id)
@@ -210,14 +210,14 @@ func writeToBroker(c client.Client, id clusterset.ClusterID) func(context.Contex
 	}
 }
 
-// writeToMember returns an exporter's write for a real member.
+// writeToMember returns the write function of a real member.
 func writeToMember(c client.Client) func(context.Context, time.Time, *discoveryv1.EndpointSlice, string) (string, error) {
 	return func(ctx context.Context, _ time.Time, es *discoveryv1.EndpointSlice, version string) (string, error) {
 		return write(ctx, c, es, version)
 	}
 }
 
-// write creates es, or updates the one of that version, and returns the new version.
+// write creates es, or updates the given version, and returns the new version.
 func write(ctx context.Context, c client.Client, es *discoveryv1.EndpointSlice, version string) (string, error) {
 	do := func() error { return c.Create(ctx, es) }
 	if version != "" {

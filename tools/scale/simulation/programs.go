@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -13,11 +13,11 @@ import (
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 )
 
-// assetsVariable names the folder of kube-apiserver and etcd, as for tests.
+// assetsVariable names the folder of kube-apiserver and etcd, as in tests.
 const assetsVariable = "KUBEBUILDER_ASSETS"
 
-// Assets returns a folder with kube-apiserver and etcd: the one that the environment names, or else that of
-// the labs, where what is missing is built.
+// Assets returns a folder with kube-apiserver and etcd: the folder that the environment names, or else the labs' folder, where
+// missing programs are built.
 func Assets(ctx context.Context, progress io.Writer) (string, error) {
 	if dir := os.Getenv(assetsVariable); dir != "" {
 		return dir, nil
@@ -29,8 +29,7 @@ func Assets(ctx context.Context, progress io.Writer) (string, error) {
 	return dir, nil
 }
 
-// BuildController builds isthmus-controller of this checkout into dir, the way that users get it, and
-// returns its path.
+// BuildController builds isthmus-controller of this checkout into dir, with the flags of a release, and returns its path.
 func BuildController(ctx context.Context, dir string) (string, error) {
 	path := filepath.Join(dir, "isthmus-controller")
 	if output, err := compile.Go(ctx, "build", "-o", path, "github.com/isthmus-net/isthmus/cmd/isthmus-controller").CombinedOutput(); err != nil {
@@ -39,11 +38,11 @@ func BuildController(ctx context.Context, dir string) (string, error) {
 	return path, nil
 }
 
-// memory is where Linux has a filesystem in memory.
+// memory is the mount point of Linux' filesystem in memory.
 const memory = "/dev/shm"
 
-// DefaultStorage is where etcd's files go unless somebody says otherwise: into memory where the machine has
-// a place for it, so that its disk is not what is measured.
+// DefaultStorage returns the default folder for etcd's files. It is in memory if the machine has enough, so that the speed of
+// the disk does not matter.
 func DefaultStorage() string {
 	const enough = 4 << 30
 	var fs unix.Statfs_t
@@ -53,7 +52,7 @@ func DefaultStorage() string {
 	return os.TempDir()
 }
 
-// DescribeStorage says what it means for the figures that etcd's files are in dir.
+// DescribeStorage describes the influence of etcd's folder on the figures.
 func DescribeStorage(dir string) string {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err == nil && fs.Type == unix.TMPFS_MAGIC {

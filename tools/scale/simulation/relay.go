@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -16,24 +16,22 @@ import (
 	"github.com/isthmus-net/isthmus/tools/apiserver"
 )
 
-// relayed is the namespace, on every server, of what goes through the bare relay, and relayedBy who
-// manages it. Isthmus looks at neither.
+// relayed is the namespace of the bare relay's objects on every server, and relayedBy their manager. Isthmus ignores both.
 const (
 	relayed   = "relay"
 	relayedBy = "relay.scale"
 )
 
-// relays is the least that could be done: EndpointSlices of b are copied to the broker as events come, and
-// from there to a. It is the limit of what the machine and its API servers allow.
+// relays copies EndpointSlices of b to the broker as events arrive, and from there to a, and does nothing else. It shows the
+// limit of the machine and its API servers.
 type relays struct {
 	source *exporter
 }
 
-// ChurnRelay is Churn for the bare relay: b has as many Services and endpoints of its own for it. It needs
-// the real member b.
-func (w *World) ChurnRelay(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
+// ChurnRelay is like Churn for the bare relay, with the same number of Services and endpoints in b. It needs the real member b.
+func (w *ClusterSet) ChurnRelay(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
 	if w.b == nil {
-		return Propagation{}, errors.New("the bare relay begins in b, which this world has not")
+		return Propagation{}, errors.New("the bare relay begins in b, which this ClusterSet lacks")
 	}
 	if w.relays == nil {
 		if err := w.startRelays(ctx); err != nil {
@@ -43,14 +41,14 @@ func (w *World) ChurnRelay(ctx context.Context, perSecond float64, duration time
 	return w.churn(ctx, w.relays.source.slices, perSecond, duration)
 }
 
-func (w *World) startRelays(ctx context.Context) error {
+func (w *ClusterSet) startRelays(ctx context.Context) error {
 	broker := &member{id: "broker", server: w.broker, client: w.admin}
 	for _, m := range []*member{w.b, broker, w.a} {
 		if err := m.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: relayed}}); err != nil {
 			return err
 		}
 	}
-	// The relay has connections of its own, as a controller would.
+	// The relay has separate connections, as a controller would.
 	toBroker, err := newClient(w.broker.As(apiserver.Admin))
 	if err != nil {
 		return err
@@ -72,7 +70,7 @@ func (w *World) startRelays(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The addresses are those of the simulated member that comes after the last one; nobody believes them.
+	// The addresses are those of the simulated member after the last one, which no controller uses.
 	x := newExporter("relay", w.podBlock(len(w.ids())))
 	x.write = func(ctx context.Context, _ time.Time, es *discoveryv1.EndpointSlice, version string) (string, error) {
 		es.Labels = map[string]string{discoveryv1.LabelManagedBy: relayedBy}
@@ -98,8 +96,8 @@ func (w *World) startRelays(ctx context.Context) error {
 	})
 }
 
-// copyTo returns what writes every slice that comes to c.
-func (w *World) copyTo(c client.Client) func(time.Time, watch.EventType, client.Object) {
+// copyTo returns a function that writes every received slice to c.
+func (w *ClusterSet) copyTo(c client.Client) func(time.Time, watch.EventType, client.Object) {
 	return func(_ time.Time, event watch.EventType, obj client.Object) {
 		es, ok := obj.(*discoveryv1.EndpointSlice)
 		if !ok || event == watch.Deleted {
@@ -108,10 +106,10 @@ func (w *World) copyTo(c client.Client) func(time.Time, watch.EventType, client.
 		es.ObjectMeta = metav1.ObjectMeta{Namespace: es.Namespace, Name: es.Name, Labels: es.Labels}
 		do := func() error { return c.Create(w.lifetime, es) }
 		if event == watch.Modified {
-			do = func() error { return c.Update(w.lifetime, es) } // without a version: whatever stands there
+			do = func() error { return c.Update(w.lifetime, es) } // without a resource version, to overwrite any version
 		}
 		if err := do(); err != nil && w.lifetime.Err() == nil {
-			w.say("bare relay: %v", err) // the changes it carries will be missing
+			w.say("bare relay: %v", err) // its changes count as missing
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -21,18 +21,18 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// importTimeout is how long a first import may take.
+// importTimeout is the time limit of a first import.
 const importTimeout = 20 * time.Minute
 
-// observer knows how much has been imported, from a watch of its own. Safe for concurrent use.
+// observer counts the imports, based on its own watch. It is safe for concurrent use.
 type observer struct {
 	mu      sync.Mutex
-	slices  map[types.NamespacedName]int  // how many endpoints each has
-	imports map[types.NamespacedName]bool // and whether its status names an exporter
+	slices  map[types.NamespacedName]int  // the number of endpoints of each
+	imports map[types.NamespacedName]bool // whether the status names an exporter
 	seen    progress
 }
 
-// progress is how much has been imported, and when what clients use and what statuses say changed last.
+// progress counts the imported objects, and records the last change of usable objects and of statuses.
 type progress struct {
 	endpoints, imports, reported int
 	usable, told                 time.Time
@@ -70,7 +70,7 @@ func (o *observer) serviceImport(at time.Time, gone bool, si *v1beta1.ServiceImp
 	} else {
 		o.imports[key] = len(si.Status.Clusters) > 0
 	}
-	if had == gone { // it came or went
+	if had == gone { // it was created or deleted
 		o.seen.imports, o.seen.usable = len(o.imports), at
 	}
 	if told != o.imports[key] {
@@ -83,8 +83,8 @@ func (o *observer) serviceImport(at time.Time, gone bool, si *v1beta1.ServiceImp
 	}
 }
 
-// observe watches what is imported into a, which must be nothing yet.
-func (w *World) observe(ctx context.Context) error {
+// observe watches the imports into a, which has none yet.
+func (w *ClusterSet) observe(ctx context.Context) error {
 	o := &observer{slices: map[types.NamespacedName]int{}, imports: map[types.NamespacedName]bool{}}
 	w.seen = o
 	ours := client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy}
@@ -104,8 +104,8 @@ func (w *World) observe(ctx context.Context) error {
 	})
 }
 
-// observeExporter watches where the changes of b begin.
-func (w *World) observeExporter(ctx context.Context) error {
+// observeExporter watches the starts of b's changes.
+func (w *ClusterSet) observeExporter(ctx context.Context) error {
 	if w.b == nil {
 		return nil
 	}
@@ -116,7 +116,7 @@ func (w *World) observeExporter(ctx context.Context) error {
 	})
 }
 
-func (w *World) arrived(at time.Time, es *discoveryv1.EndpointSlice) {
+func (w *ClusterSet) arrived(at time.Time, es *discoveryv1.EndpointSlice) {
 	eachAddress(es, func(a netip.Addr) { w.tracker.to(a, at) })
 }
 
@@ -130,9 +130,9 @@ func eachAddress(es *discoveryv1.EndpointSlice, do func(netip.Addr)) {
 	}
 }
 
-// follow watches the objects of list's kind in m from now on, as long as the world and m live, and calls
-// each with every event and when it came.
-func (w *World) follow(ctx context.Context, m *member, list client.ObjectList, each func(time.Time, watch.EventType, client.Object), only ...client.ListOption) error {
+// follow watches the objects of list's kind in m from now on, until Close or the end of m. It calls each with every event and
+// the time of its arrival.
+func (w *ClusterSet) follow(ctx context.Context, m *member, list client.ObjectList, each func(time.Time, watch.EventType, client.Object), only ...client.ListOption) error {
 	if err := m.client.List(ctx, list, only...); err != nil {
 		return fmt.Errorf("watch %s: %w", m.id, err)
 	}
@@ -176,9 +176,9 @@ func (w *World) follow(ctx context.Context, m *member, list client.ObjectList, e
 	return nil
 }
 
-// awaitImported waits until a has all Services and endpoints that anybody exports, and the statuses that say so, and
-// returns when the last of either was seen.
-func (w *World) awaitImported(ctx context.Context) (usable, told time.Time, err error) {
+// awaitImported waits until a has all exported Services and endpoints, and all statuses. It returns the times of the last
+// change of either.
+func (w *ClusterSet) awaitImported(ctx context.Context) (usable, told time.Time, err error) {
 	services, endpoints := w.cfg.Services(), w.cfg.RemoteEndpoints()
 	how := func(p progress) string {
 		return fmt.Sprintf("a has %d of %d services, %d of %d endpoints and %d statuses", p.imports, services, p.endpoints, endpoints, p.reported)

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -18,25 +18,25 @@ import (
 	"github.com/isthmus-net/isthmus/tools/scale/internal/meter"
 )
 
-// vips is where the ClusterSetIPs come from. Each member has a /18 of it, which is enough for 1000 members,
-// and those of a whole ClusterSet are given out by index.
+// vips contains the ClusterSetIPs. Each member has a /18 of it, enough for 1000 members. Addresses that all members share are
+// allocated by index.
 var vips = netip.MustParsePrefix("243.0.0.0/8")
 
 const blockOfVIPs = 14 // bits
 
-// joined is when all members joined: long ago, so that their exports are younger.
+// joined is the time when all members joined, long before their exports.
 var joined = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // simulatedID names the i-th simulated member.
 func simulatedID(i int) clusterset.ClusterID { return clusterset.ClusterID(fmt.Sprintf("s%d", i+1)) }
 
-// accountOf is the user that member id is on the broker: the ServiceAccount that join makes for it.
+// accountOf returns the broker user of member id: the ServiceAccount that join creates for it.
 func accountOf(id clusterset.ClusterID) string {
 	return "system:serviceaccount:" + v1alpha1.DefaultBrokerNamespace + ":" + v1alpha1.MemberAccount(string(id))
 }
 
-// ids are all members. The place of each says which addresses it has.
-func (w *World) ids() []clusterset.ClusterID {
+// ids returns all members. The index of a member determines its addresses.
+func (w *ClusterSet) ids() []clusterset.ClusterID {
 	ids := []clusterset.ClusterID{importerID, exporterID}
 	for i := range w.cfg.Members {
 		ids = append(ids, simulatedID(i))
@@ -44,21 +44,21 @@ func (w *World) ids() []clusterset.ClusterID {
 	return ids
 }
 
-// podBlock is where the endpoints of the member at place n are.
-func (w *World) podBlock(n int) netip.Prefix {
+// podBlock returns the range of endpoint addresses of the n-th member.
+func (w *ClusterSet) podBlock(n int) netip.Prefix {
 	size := w.cfg.blockBits()
 	return netip.PrefixFrom(nth(pods.Addr(), n<<size), 32-size)
 }
 
-// nth returns the address that lies n after a.
+// nth returns the address n after a.
 func nth(a netip.Addr, n int) netip.Addr {
 	b := a.As4()
 	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
 	return netip.AddrFrom4(b)
 }
 
-// registration is the Member of the member at place n, without a namespace.
-func (w *World) registration(n int) *v1alpha1.Member {
+// registration returns the Member of the n-th member, without a namespace.
+func (w *ClusterSet) registration(n int) *v1alpha1.Member {
 	id := string(w.ids()[n])
 	return &v1alpha1.Member{
 		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: map[string]string{v1alpha1.LabelCluster: id}},
@@ -73,8 +73,8 @@ func (w *World) registration(n int) *v1alpha1.Member {
 	}
 }
 
-// register makes the broker one, and all members its members.
-func (w *World) register(ctx context.Context) error {
+// register sets up the broker, and registers all members.
+func (w *ClusterSet) register(ctx context.Context) error {
 	w.say("deploy the broker and register %d members", len(w.ids()))
 	broker := membership.Broker{
 		Namespace: v1alpha1.DefaultBrokerNamespace, ClusterSetID: "scale", Ranges: []netip.Prefix{vips},
@@ -111,8 +111,8 @@ func (w *World) register(ctx context.Context) error {
 	return nil
 }
 
-// listBlocks tells the broker's admission policies who is a member, as join does.
-func (w *World) listBlocks(ctx context.Context) error {
+// listBlocks registers the members with the broker's admission policies, as join does.
+func (w *ClusterSet) listBlocks(ctx context.Context) error {
 	config := &v1alpha1.ClusterSetConfig{}
 	key := client.ObjectKey{Namespace: v1alpha1.DefaultBrokerNamespace, Name: v1alpha1.ClusterSetConfigName}
 	if err := w.admin.Get(ctx, key, config); err != nil {
@@ -128,8 +128,8 @@ func (w *World) listBlocks(ctx context.Context) error {
 	return nil
 }
 
-// equip tells a real member that it is one, and how to reach the broker.
-func (w *World) equip(ctx context.Context, m *member) error {
+// equip gives a real member its registration, and the credentials for the broker.
+func (w *ClusterSet) equip(ctx context.Context, m *member) error {
 	counted, err := meter.New(ctx, w.broker.Address())
 	if err != nil {
 		return err

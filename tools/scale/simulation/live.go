@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	// renewal is how often a simulated member renews its Lease, and leaseDuration how long it is good for.
+	// renewal is the interval at which a simulated member renews its Lease, and leaseDuration the Lease's duration.
 	renewal       = 5 * time.Second
 	leaseDuration = 15
-	// rewatch is how soon a watch that ended is begun again.
+	// rewatch is the delay before a watch is restarted.
 	rewatch = time.Second
 )
 
-// watched is what a member watches in the broker's namespace, and in which encoding: the API server
-// encodes an event once for all watches of one encoding.
+// watched lists what a member watches in the broker's namespace, with the encoding. The API server encodes an event once for
+// all watches with the same encoding.
 var watched = []struct{ path, accept string }{
 	{"/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices", "application/vnd.kubernetes.protobuf;stream=watch"},
 	{"/apis/coordination.k8s.io/v1/namespaces/%s/leases", "application/vnd.kubernetes.protobuf;stream=watch"},
@@ -35,8 +35,8 @@ var watched = []struct{ path, accept string }{
 	{"/apis/isthmus.dev/v1alpha1/namespaces/%s/clustersetconfigs", "application/json;stream=watch"},
 }
 
-// live makes the simulated members do what a member does without end: renew its Lease, and watch.
-func (w *World) live(ctx context.Context) error {
+// live starts the continuous work of the simulated members: Lease renewals and watches.
+func (w *ClusterSet) live(ctx context.Context) error {
 	for i := range w.cfg.Members {
 		id := simulatedID(i)
 		if err := w.renewLease(ctx, id); err != nil {
@@ -54,8 +54,8 @@ func (w *World) live(ctx context.Context) error {
 	return nil
 }
 
-// renewLease creates the Lease of a simulated member and renews it as long as the world lives.
-func (w *World) renewLease(ctx context.Context, id clusterset.ClusterID) error {
+// renewLease creates the Lease of a simulated member and renews it until Close.
+func (w *ClusterSet) renewLease(ctx context.Context, id clusterset.ClusterID) error {
 	c, err := newClient(w.broker.As(accountOf(id)))
 	if err != nil {
 		return err
@@ -88,13 +88,13 @@ func (w *World) renewLease(ctx context.Context, id clusterset.ClusterID) error {
 	return nil
 }
 
-// watchForEver watches url until ctx ends and throws away what comes: it is the broker that is measured.
+// watchForEver watches url until ctx ends and discards the events: only the broker's load matters.
 func watchForEver(ctx context.Context, c *http.Client, url, accept string) error {
 	tick := time.NewTicker(rewatch)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if err := watchOnce(ctx, c, url, accept); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("watch as a member does: %w", err)
+			return fmt.Errorf("watch the broker: %w", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -104,7 +104,7 @@ func watchForEver(ctx context.Context, c *http.Client, url, accept string) error
 	return nil
 }
 
-// watchOnce watches from now on until the server ends it.
+// watchOnce watches from now on until the server ends the watch.
 func watchOnce(ctx context.Context, c *http.Client, url, accept string) error {
 	body, err := get(ctx, c, url+"?limit=1", "application/json")
 	if err != nil {
@@ -121,7 +121,7 @@ func watchOnce(ctx context.Context, c *http.Client, url, accept string) error {
 		return err
 	}
 	defer body.Close()
-	_, _ = io.Copy(io.Discard, body) // it ends as watches do, or with ctx
+	_, _ = io.Copy(io.Discard, body) // the server ends the watch, or ctx does
 	return nil
 }
 
@@ -137,7 +137,7 @@ func get(ctx context.Context, c *http.Client, url, accept string) (io.ReadCloser
 	}
 	if resp.StatusCode != http.StatusOK {
 		_ = resp.Body.Close()
-		return nil, fmt.Errorf("%s says %s", url, resp.Status)
+		return nil, fmt.Errorf("%s returned %s", url, resp.Status)
 	}
 	return resp.Body, nil
 }

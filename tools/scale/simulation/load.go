@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -16,31 +16,31 @@ import (
 )
 
 const (
-	// quietTimeout is how long a world may take to come to rest.
+	// quietTimeout is the time that a ClusterSet has to become quiet.
 	quietTimeout = 5 * time.Minute
-	// look is how often a controller is asked how it is: asking costs it a few milliseconds.
+	// look is the interval of requests to a controller's metrics, which cost it a few milliseconds each.
 	look = 100 * time.Millisecond
 )
 
-// Load is what a stretch of time has cost.
+// Load is the cost of a period.
 type Load struct {
 	Took       time.Duration
 	Broker     Server
 	Importer   Server        // a's
 	Controller time.Duration // CPU time of a's controller
-	RSS, Peak  int64         // its resident memory, bytes: at the end, and at most
+	RSS, Peak  int64         // its resident memory in bytes: at the end, and the peak
 	Sent       int64         // bytes from it to the broker
 	Received   int64         // bytes from the broker to it
-	Machine    time.Duration // CPU time of everything that ran on this machine, this program and strangers too
+	Machine    time.Duration // CPU time of all processes on this machine, unrelated ones included
 }
 
-// Server is what an API server has done.
+// Server is the cost of an API server.
 type Server struct {
 	API, Etcd time.Duration      // CPU time
 	Requests  map[string]float64 // answered, by "VERB resource"
 }
 
-// Writes returns how many of requests change an object, Leases apart, which are renewed for ever.
+// Writes returns the number of requests that change an object. It excludes Leases, which are renewed forever.
 func Writes(requests map[string]float64) float64 {
 	var n float64
 	for what, count := range requests {
@@ -52,8 +52,8 @@ func Writes(requests map[string]float64) float64 {
 	return n
 }
 
-// Load measures what it costs that do runs, everything apart that only this program does.
-func (w *World) Load(ctx context.Context, do func(context.Context) error) (Load, error) {
+// Load measures the cost while do runs. It excludes the CPU time of this program.
+func (w *ClusterSet) Load(ctx context.Context, do func(context.Context) error) (Load, error) {
 	if w.a.controller == nil {
 		return Load{}, errors.New("the controller of a does not run")
 	}
@@ -85,8 +85,8 @@ func (s Server) since(before Server) Server {
 	return Server{API: s.API - before.API, Etcd: s.Etcd - before.Etcd, Requests: difference(s.Requests, before.Requests)}
 }
 
-// costs returns what everything has taken since its start.
-func (w *World) costs(ctx context.Context) (Load, error) {
+// costs returns the total cost since the start.
+func (w *ClusterSet) costs(ctx context.Context) (Load, error) {
 	l := Load{Sent: w.a.meter.Sent(), Received: w.a.meter.Received()}
 	var errs [4]error
 	l.Broker, errs[0] = costsOf(ctx, w.broker)
@@ -106,7 +106,7 @@ func costsOf(ctx context.Context, server *apiserver.Server) (s Server, err error
 	return s, err
 }
 
-// difference returns after less before, without what did not change.
+// difference returns after minus before, without unchanged entries.
 func difference(after, before map[string]float64) map[string]float64 {
 	d := maps.Clone(after)
 	for what, n := range before {
@@ -116,17 +116,17 @@ func difference(after, before map[string]float64) map[string]float64 {
 	return d
 }
 
-// queues is what the controller of a says about its work.
+// queues are the controller's work queue metrics.
 type queues struct {
-	added   float64 // to its queues, since the start
-	waiting float64 // in them
-	working float64 // workers that are busy
+	added   float64 // items added since the start
+	waiting float64 // items in the queues
+	working float64 // busy workers
 }
 
-// plain asks for no compression, which would cost the one who answers more than the page.
+// plain disables compression, which would cost the server more than the page itself.
 var plain = &http.Client{Transport: &http.Transport{DisableCompression: true}}
 
-func (w *World) queues(ctx context.Context) (queues, error) {
+func (w *ClusterSet) queues(ctx context.Context) (queues, error) {
 	const added, depth, active = "workqueue_adds_total", "workqueue_depth", "controller_runtime_active_workers"
 	samples, err := scrape.Get(ctx, plain, "http://"+w.a.listen+"/metrics", added, depth, active)
 	if err != nil {
@@ -135,9 +135,8 @@ func (w *World) queues(ctx context.Context) (queues, error) {
 	return queues{added: scrape.Sum(samples, added), waiting: scrape.Sum(samples, depth), working: scrape.Sum(samples, active)}, nil
 }
 
-// awaitQuiet waits until the controller of a has nothing to do and nothing has been written to a for a
-// second.
-func (w *World) awaitQuiet(ctx context.Context) error {
+// awaitQuiet waits until the controller of a has nothing to do and nothing has been written to a for a second.
+func (w *ClusterSet) awaitQuiet(ctx context.Context) error {
 	const still = time.Second
 	const uncounted = -1.0
 	since, last := time.Now(), uncounted
@@ -166,15 +165,15 @@ func (w *World) awaitQuiet(ctx context.Context) error {
 	})
 }
 
-// Restart is how a controller came back that had nothing to write.
+// Restart is the cost of a controller's restart with nothing to write.
 type Restart struct {
-	Synced    time.Duration // from the start of its process until it was ready and had looked at every Service
-	Writes    float64       // to a and to the broker, Leases apart
+	Synced    time.Duration // from the start of its process until it was ready and had reconciled every Service
+	Writes    float64       // to a and to the broker, Leases excluded
 	RSS, Peak int64         // bytes
 }
 
 // Restart ends the controller of a and starts another one.
-func (w *World) Restart(ctx context.Context) (Restart, error) {
+func (w *ClusterSet) Restart(ctx context.Context) (Restart, error) {
 	w.say("restart the controller of a")
 	if err := w.a.stop(); err != nil {
 		return Restart{}, err
@@ -207,7 +206,7 @@ func (w *World) Restart(ctx context.Context) (Restart, error) {
 		return r, err
 	}
 	r.RSS, r.Peak = usage.RSS, usage.Peak
-	// A write that was late would come now.
+	// Wait for late writes.
 	if err := w.awaitQuiet(ctx); err != nil {
 		return r, err
 	}
@@ -217,24 +216,24 @@ func (w *World) Restart(ctx context.Context) (Restart, error) {
 	return r, err
 }
 
-// writes counts those to a and to the broker so far.
-func (w *World) writes(ctx context.Context) (float64, error) {
+// writes returns the number of writes to a and to the broker so far.
+func (w *ClusterSet) writes(ctx context.Context) (float64, error) {
 	a, errA := w.a.server.Requests(ctx)
 	b, errB := w.broker.Requests(ctx)
 	return Writes(a) + Writes(b), errors.Join(errA, errB)
 }
 
-// FirstImport is how an empty member got everything.
+// FirstImport is the cost of the first import into an empty member.
 type FirstImport struct {
-	// Usable is how long it took until every Service had its import and its endpoints, Reported until the statuses
-	// said so too, both from the start of the controller.
+	// Usable is the time until every Service had its import and its endpoints, and Reported the time until the statuses were
+	// written too. Both count from the start of the controller.
 	Usable, Reported time.Duration
-	Load             Load // of all of it
+	Load             Load // of the whole import
 }
 
-// FirstImport starts the controller of a, which has nothing yet, and returns how it got everything. The world is
-// quiet afterwards.
-func (w *World) FirstImport(ctx context.Context) (FirstImport, error) {
+// FirstImport starts the controller of a, which is empty, and waits for the import of everything. The ClusterSet is quiet
+// afterwards.
+func (w *ClusterSet) FirstImport(ctx context.Context) (FirstImport, error) {
 	w.say("start the controller of a; it has %d services with %d endpoints to import", w.cfg.Services(), w.cfg.RemoteEndpoints())
 	begin, err := w.startImporter(ctx)
 	if err != nil {
@@ -244,7 +243,7 @@ func (w *World) FirstImport(ctx context.Context) (FirstImport, error) {
 	f.Load, err = w.Load(ctx, func(ctx context.Context) error {
 		usable, told, err := w.awaitImported(ctx)
 		f.Usable = usable.Sub(begin)
-		f.Reported = max(f.Usable, told.Sub(begin)) // a Service may get more endpoints after its status
+		f.Reported = max(f.Usable, told.Sub(begin)) // a Service may receive endpoints after its status
 		return err
 	})
 	if err != nil {
@@ -254,8 +253,8 @@ func (w *World) FirstImport(ctx context.Context) (FirstImport, error) {
 	return f, w.awaitQuiet(ctx)
 }
 
-// Rest measures what it costs that nothing happens for a while.
-func (w *World) Rest(ctx context.Context, d time.Duration) (Load, error) {
+// Rest measures the cost of a period without changes.
+func (w *ClusterSet) Rest(ctx context.Context, d time.Duration) (Load, error) {
 	w.say("let everything rest for %s", d)
 	return w.Load(ctx, func(ctx context.Context) error {
 		timer := time.NewTimer(d)

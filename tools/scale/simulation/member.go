@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"context"
@@ -24,7 +24,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/scale/internal/meter"
 )
 
-// member is a real one.
+// member is a real member.
 type member struct {
 	id     clusterset.ClusterID
 	dir    string
@@ -33,8 +33,8 @@ type member struct {
 	meter  *meter.Meter     // between its controller and the broker
 	listen string           // where the controller serves its metrics
 
-	controller *process.Process // nil while it does not run
-	ends       []func()         // end its watches
+	controller *process.Process // nil if it does not run
+	ends       []func()         // they end its watches
 }
 
 func newClient(cfg *rest.Config) (client.WithWatch, error) {
@@ -45,8 +45,8 @@ func newClient(cfg *rest.Config) (client.WithWatch, error) {
 	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})
 }
 
-// newMember starts the API server of a real member, in the folder dir. It is not registered yet.
-func (w *World) newMember(ctx context.Context, id clusterset.ClusterID, dir string) (*member, error) {
+// newMember starts the API server of a real member, in the folder dir. The member is not registered yet.
+func (w *ClusterSet) newMember(ctx context.Context, id clusterset.ClusterID, dir string) (*member, error) {
 	server, err := w.startServer(ctx, dir)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (w *World) newMember(ctx context.Context, id clusterset.ClusterID, dir stri
 
 func (m *member) path(name string) string { return filepath.Join(m.dir, name) }
 
-// start starts the member's controller, with more flags than it always has.
+// start starts the member's controller with additional flags.
 func (m *member) start(ctx context.Context, path string, flags ...string) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -102,7 +102,7 @@ func (m *member) stop() error {
 	return err
 }
 
-// failure returns why the member's controller has ended, nil when it runs or was never started.
+// failure returns why the member's controller exited, or nil if it runs or was never started.
 func (m *member) failure() error {
 	if m == nil || m.controller == nil {
 		return nil
@@ -115,7 +115,7 @@ func (m *member) failure() error {
 	}
 }
 
-// ready reports whether the controller says that it is.
+// ready reports whether the controller is ready.
 func (m *member) ready(ctx context.Context) bool {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.listen+"/readyz", nil)
 	if err != nil {
@@ -129,8 +129,8 @@ func (m *member) ready(ctx context.Context) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// Log copies what the controller of a has said to path.
-func (w *World) Log(path string) error {
+// Log copies the log of a's controller to path.
+func (w *ClusterSet) Log(path string) error {
 	content, err := os.ReadFile(w.a.path("controller.log"))
 	if err != nil {
 		return err
@@ -138,14 +138,14 @@ func (w *World) Log(path string) error {
 	return os.WriteFile(path, content, 0o600)
 }
 
-// startImporter starts the controller of a and returns when that was.
-func (w *World) startImporter(ctx context.Context) (time.Time, error) {
+// startImporter starts the controller of a and returns the time of its start.
+func (w *ClusterSet) startImporter(ctx context.Context) (time.Time, error) {
 	now := time.Now()
 	return now, w.a.start(ctx, w.cfg.Controller)
 }
 
-// ReplaceImporter gives a another API server, empty, and stops its controller.
-func (w *World) ReplaceImporter(ctx context.Context) error {
+// ReplaceImporter stops the controller of a, and replaces the API server by an empty one.
+func (w *ClusterSet) ReplaceImporter(ctx context.Context) error {
 	old := w.a
 	for _, end := range old.ends {
 		end()

@@ -1,4 +1,4 @@
-package world
+package simulation
 
 import (
 	"net/netip"
@@ -8,8 +8,8 @@ import (
 
 func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 
-// Of three changes of one slice the middle one is overwritten before anybody sees it: it has arrived with the
-// third. A change of another slice never arrives.
+// The second of three changes of one slice is overwritten before any watch observes it. It has arrived with the third. A change
+// of another slice never arrives.
 func TestTracker(t *testing.T) {
 	t.Parallel()
 	begin := time.Now()
@@ -18,20 +18,20 @@ func TestTracker(t *testing.T) {
 	for i, text := range []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"} {
 		tr.begin(s, addr(text))
 		tr.from(addr(text), after(10*i))
-		tr.from(addr(text), after(10*i+5)) // seen again: nothing new
+		tr.from(addr(text), after(10*i+5)) // observed again: no effect
 	}
 	tr.begin(other, addr("10.0.1.1"))
 	tr.from(addr("10.0.1.1"), begin)
-	if open := tr.settle(); open != 4 {
+	if open := tr.evaluate(); open != 4 {
 		t.Errorf("%d open before anything arrived, want 4", open)
 	}
 	tr.to(addr("10.0.0.1"), after(8))
-	if open := tr.settle(); open != 3 {
+	if open := tr.evaluate(); open != 3 {
 		t.Errorf("%d open after the first arrived, want 3", open)
 	}
 	tr.to(addr("10.0.0.3"), after(30))
 	tr.to(addr("10.0.0.3"), after(50))
-	tr.to(addr("10.9.9.9"), after(50)) // nobody's
+	tr.to(addr("10.9.9.9"), after(50)) // an unknown address
 	took, missing := tr.take()
 	p := propagation(took, missing, 2*time.Second)
 	want := Propagation{Changes: 4, Missing: 1, Rate: 2, P50: 10 * time.Millisecond, P99: 20 * time.Millisecond, Max: 20 * time.Millisecond}
@@ -43,13 +43,13 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// An arrival whose beginning is not known yet waits for it; one that comes before its beginning took no time.
+// An arrival without a known start waits for it. An arrival before its start counts as no time.
 func TestTrackerLateSource(t *testing.T) {
 	t.Parallel()
 	tr, s, now := newTracker(), &source{}, time.Now()
 	tr.begin(s, addr("10.0.0.1"))
 	tr.to(addr("10.0.0.1"), now)
-	if open := tr.settle(); open != 1 {
+	if open := tr.evaluate(); open != 1 {
 		t.Errorf("%d open, want 1", open)
 	}
 	tr.from(addr("10.0.0.1"), now.Add(time.Microsecond))
