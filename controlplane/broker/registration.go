@@ -133,7 +133,7 @@ func (r *registration) writeStatus(ctx context.Context, m *v1alpha1.Member) erro
 	if equality.Semantic.DeepEqual(written.Status, m.Status) {
 		return nil
 	}
-	if err := apply.ApplyStatus(ctx, r.client, written); err != nil {
+	if err := apply.Status(ctx, r.client, written); err != nil {
 		return fmt.Errorf("write status of member %s: %w", m.Name, err)
 	}
 	r.reportDNS(m, meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionNamesResolve))

@@ -27,10 +27,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/deps/debian"
-	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/tools/test/report"

@@ -1,6 +1,6 @@
 /*
- * lookup resolves a name through the C library: addresses with getaddrinfo, and SRV records with res_query, the only way
- * that C libraries offer for these. It prints one address, or priority, weight, port and target, on each line.
+ * lookup resolves a name through the C library: addresses with getaddrinfo, and SRV records with res_query, the only
+ *way that C libraries offer for these. It prints one address, or priority, weight, port and target, on each line.
  *
  *	lookup A|AAAA|SRV NAME
  */

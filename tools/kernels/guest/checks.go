@@ -92,7 +92,7 @@ func connectsMapped(ctx context.Context, tb *testbed) error {
 	var fd int
 	err := tb.client.Do(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
-			return fmt.Errorf("make socket: %tb", err)
+			return fmt.Errorf("make socket: %w", err)
 		}
 		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
 	})
@@ -102,10 +102,10 @@ func connectsMapped(ctx context.Context, tb *testbed) error {
 	defer unix.Close(fd)
 	limit := unix.NsecToTimeval(int64(checkTimeout))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil {
-		return fmt.Errorf("set timeout: %tb", err)
+		return fmt.Errorf("set timeout: %w", err)
 	}
 	if err := unix.Connect(fd, &unix.SockaddrInet6{Addr: echoVIPs[0].As16(), Port: int(servedPort)}); err != nil {
-		return fmt.Errorf("connect: %tb", err)
+		return fmt.Errorf("connect: %w", err)
 	}
 	return saysPeerFD(fd, at(echoVIPs[0]))
 }
@@ -209,7 +209,7 @@ func saysPeer(c net.Conn, want netip.AddrPort) error {
 func saysPeerFD(fd int, want netip.AddrPort) error {
 	sa, err := unix.Getpeername(fd)
 	if err != nil {
-		return fmt.Errorf("getpeername: %tb", err)
+		return fmt.Errorf("getpeername: %w", err)
 	}
 	var have netip.AddrPort
 	switch sa := sa.(type) {

@@ -26,7 +26,7 @@ func setUpMachine() error {
 		}
 		// The kernel may have mounted devtmpfs already.
 		if err := unix.Mount(m.kind, m.at, m.kind, 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("mount %s on %s: %tb", m.kind, m.at, err)
+			return fmt.Errorf("mount %s on %s: %w", m.kind, m.at, err)
 		}
 	}
 	paths, err := filepath.Glob(filepath.Join(modules, "*.ko"))
@@ -35,7 +35,7 @@ func setUpMachine() error {
 	}
 	for _, path := range paths {
 		if err := load(path); err != nil {
-			return fmt.Errorf("load module %s: %tb", filepath.Base(path), err)
+			return fmt.Errorf("load module %s: %w", filepath.Base(path), err)
 		}
 	}
 	return nil

@@ -184,7 +184,7 @@ func kernel() ([]int, error) {
 	}
 	var major, minor int
 	if _, err := fmt.Sscanf(string(release), "%d.%d", &major, &minor); err != nil {
-		return nil, fmt.Errorf("read the kernel's release %q: %tb", release, err)
+		return nil, fmt.Errorf("read the kernel's release %q: %w", release, err)
 	}
 	return []int{major, minor}, nil
 }

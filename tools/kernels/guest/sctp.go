@@ -12,12 +12,12 @@ import (
 func newSCTP() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 	if err != nil {
-		return -1, fmt.Errorf("make SCTP socket: %tb", err)
+		return -1, fmt.Errorf("make SCTP socket: %w", err)
 	}
 	limit := unix.NsecToTimeval(int64(checkTimeout))
 	for _, option := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &limit); err != nil {
-			return -1, errors.Join(fmt.Errorf("set timeout: %tb", err), unix.Close(fd))
+			return -1, errors.Join(fmt.Errorf("set timeout: %w", err), unix.Close(fd))
 		}
 	}
 	return fd, nil
@@ -30,7 +30,7 @@ func (tb *testbed) startSCTP() error {
 		return err
 	}
 	if err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Port: backendPort}), unix.Listen(l, 8)); err != nil {
-		return errors.Join(fmt.Errorf("listen: %tb", err), unix.Close(l))
+		return errors.Join(fmt.Errorf("listen: %w", err), unix.Close(l))
 	}
 	go func() {
 		defer unix.Close(l)
@@ -64,15 +64,15 @@ func connectsSCTP(_ context.Context, tb *testbed) (err error) {
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: echoVIPs[0].As4(), Port: int(servedPort)}); err != nil {
-		return fmt.Errorf("connect: %tb", err)
+		return fmt.Errorf("connect: %w", err)
 	}
 	if _, err := unix.Write(fd, []byte("ask")); err != nil {
-		return fmt.Errorf("send: %tb", err)
+		return fmt.Errorf("send: %w", err)
 	}
 	var b [8]byte
 	n, err := unix.Read(fd, b[:])
 	if err != nil {
-		return fmt.Errorf("receive: %tb", err)
+		return fmt.Errorf("receive: %w", err)
 	}
 	if string(b[:n]) != "ask" {
 		return fmt.Errorf("answer %q", b[:n])

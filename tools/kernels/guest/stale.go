@@ -89,7 +89,7 @@ func closesStale(ctx context.Context, tb *testbed) (err error) {
 func expectLine(from *bufio.Reader, want string) error {
 	line, err := from.ReadString('\n')
 	if err != nil {
-		return fmt.Errorf("hear that %s: %tb", want, err)
+		return fmt.Errorf("hear that %s: %w", want, err)
 	}
 	if have := strings.TrimSpace(line); have != want {
 		return fmt.Errorf("the program wrote %q, want %q", have, want)

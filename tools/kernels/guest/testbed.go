@@ -125,7 +125,7 @@ func (tb *testbed) makeNetwork(context.Context) error {
 func setUpIPv6() error {
 	for path, value := range map[string]string{"all/forwarding": "1", "default/accept_dad": "0"} {
 		if err := os.WriteFile(filepath.Join("/proc/sys/net/ipv6/conf", path), []byte(value), 0); err != nil {
-			return fmt.Errorf("set up IPv6: %tb", err)
+			return fmt.Errorf("set up IPv6: %w", err)
 		}
 	}
 	return nil

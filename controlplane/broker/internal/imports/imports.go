@@ -340,7 +340,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, cur
 	}
 	want.Status.Conditions = written.conditions
 	si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: want.Namespace, Name: want.Name}, Spec: want.Spec, Status: want.Status}
-	if err := apply.ApplyStatus(ctx, r.Client, si); err != nil {
+	if err := apply.Status(ctx, r.Client, si); err != nil {
 		return fmt.Errorf("write status of service import %s: %w", imp.Service, err)
 	}
 	r.local.wroteImport(compactImport(si))

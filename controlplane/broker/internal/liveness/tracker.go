@@ -342,7 +342,7 @@ func (t *Tracker) setState(id clusterset.ClusterID, m *member, to State, now tim
 		log.Info("member renews its lease again; it died before, so its endpoints return only after it has renewed for a while",
 			"deaths", m.deaths, "damping", t.damping(m.deaths))
 	case Dead:
-		log.Warn("member is dead; its endpoints are removed from imports", "was", from.String(), "silence", t.own.seenAt.Sub(m.silentSince).Round(time.Millisecond), "silent_verdicts", m.silentVerdicts)
+		log.Warn("member is dead; its endpoints are removed from imports", "was", from.String(), "silence", t.own.seenAt.Sub(m.silentSince).Round(time.Millisecond), "silentVerdicts", m.silentVerdicts)
 	}
 }
 

@@ -103,7 +103,7 @@ func (w *writer) Apply(ctx context.Context, obj client.Object, keep ...string) e
 }
 
 func (w *writer) ApplyStatus(ctx context.Context, obj client.Object) error {
-	return w.fenced(ctx, obj, func() error { return apply.ApplyStatus(ctx, w.client, obj) })
+	return w.fenced(ctx, obj, func() error { return apply.Status(ctx, w.client, obj) })
 }
 
 func (w *writer) Delete(ctx context.Context, obj client.Object) error {

@@ -26,8 +26,8 @@ func Apply(ctx context.Context, c client.Client, obj client.Object) error {
 	return c.Apply(ctx, config, client.FieldOwner(v1alpha1.FieldOwner), client.ForceOwnership)
 }
 
-// ApplyStatus is Apply for the status of obj, which must exist.
-func ApplyStatus(ctx context.Context, c client.Client, obj client.Object) error {
+// Status is Apply for the status of obj, which must exist.
+func Status(ctx context.Context, c client.Client, obj client.Object) error {
 	config, err := configuration(c, obj)
 	if err != nil {
 		return err

@@ -8,9 +8,9 @@
  *	connect4_table		selects a backend and stores the VIP in a table indexed by the socket's cookie
  *	from_client		selects a backend for a new flow, and translates packets from the client
  *	to_client		translates packets from the backend
- *	from_network		translates packets from the backend at the uplink, and redirects them to the client's device
+ *	from_network		translates packets from the backend, and redirects them to the client
  *	redirect_out		redirects packets from the client to the uplink without translation
- *	redirect_in		redirects packets from the uplink to the client's device without translation
+ *	redirect_in		redirects packets from the uplink to the client, likewise
  *
  * With UPLINK set, from_client and from_network redirect packets: the fast path. Without it the kernel routes them. The
  * last two programs are the fast path without a load balancer.
