@@ -74,17 +74,7 @@ func echoServer(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Write([]byte("!"))
-			_ = c.Close()
-		}
-	}()
+	netlab.Answer(t, l, func(c net.Conn) { _, _ = c.Write([]byte("!")) })
 	return l.Addr().String()
 }
 

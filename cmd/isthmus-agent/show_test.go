@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
+	"github.com/isthmus-net/isthmus/cmd/internal/tables/tablestest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -40,20 +40,6 @@ func shown() lb.State {
 	s.Frontends[tcp("243.0.0.5:80")] = lb.Frontend{ID: 1, Count: 3, Service: 1, Affinity: 10800, Maglev: true}
 	s.Frontends[lb.Address{AddrPort: netip.MustParseAddrPort("243.0.0.6:53"), Protocol: clusterset.UDP}] = lb.Frontend{ID: 2, Service: 2}
 	return s
-}
-
-// text returns a table as text, with runs of spaces collapsed.
-func text(t *testing.T, tab tables.Table) string {
-	t.Helper()
-	var out bytes.Buffer
-	if err := tables.Write(&out, tab, "text"); err != nil {
-		t.Fatal(err)
-	}
-	var lines []string
-	for line := range strings.Lines(out.String()) {
-		lines = append(lines, strings.Join(strings.Fields(line), " "))
-	}
-	return strings.Join(lines, "\n")
 }
 
 func TestTables(t *testing.T) {
@@ -105,7 +91,7 @@ demo/dns no_backend 3 no backend is ready
 		"no drops":       {drops(lb.NewState(), nil), "\nno client was refused on this node"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, "\n"+text(t, c.table)); diff != "" {
+			if diff := cmp.Diff(c.want, "\n"+tablestest.Text(t, c.table)); diff != "" {
 				t.Errorf("table (-want +got):\n%s", diff)
 			}
 			var out bytes.Buffer

@@ -11,16 +11,12 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
 	"runtime/debug"
 	"strconv"
-	"syscall"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/cli"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
@@ -33,14 +29,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "isthmus-controller:", err)
-		os.Exit(1)
-	}
-}
+func main() { cli.Main(command()) }
 
 // gcPercent lets the heap grow by half before a collection, where Go's default doubles it: a controller needs its memory all
 // day, and CPU time only at changes. GOGC overrides it.
@@ -196,22 +185,10 @@ func newFederation(s settings, local *rest.Config, machines func(context.Context
 	})
 }
 
+// routes returns the handlers of status, probes and metrics.
 func routes(current func() status.Controller) http.Handler {
-	mux := http.NewServeMux()
+	mux := cli.Routes(func() []string { return current().Waiting })
 	mux.Handle("GET "+status.Path, status.Handler(current))
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		s := current()
-		if !s.Ready {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			for _, reason := range s.Waiting {
-				_, _ = io.WriteString(w, reason+"\n")
-			}
-			return
-		}
-		_, _ = io.WriteString(w, "ok\n")
-	})
 	return mux
 }
 

@@ -11,16 +11,12 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"os/signal"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/cli"
@@ -33,14 +29,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "isthmus-gateway-controller:", err)
-		os.Exit(1)
-	}
-}
+func main() { cli.Main(command()) }
 
 // settings are the flags.
 type settings struct {
@@ -168,16 +157,12 @@ func connect(ctx context.Context, s settings, c controller.Settings) (controller
 	return openstack.Connect(ctx, openstack.Config{Cloud: s.cloud, File: s.clouds, Cluster: c.Cluster, Timeout: s.timeout})
 }
 
+// routes returns the handlers of probes and metrics.
 func routes(c *controller.Controller) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	return cli.Routes(func() []string {
 		if err := c.Ready(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+			return []string{err.Error()}
 		}
-		_, _ = io.WriteString(w, "ok\n")
+		return nil
 	})
-	return mux
 }

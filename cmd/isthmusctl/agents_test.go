@@ -21,6 +21,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
+	"github.com/isthmus-net/isthmus/cmd/internal/tables/tablestest"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
@@ -344,19 +345,6 @@ func TestObserveEnds(t *testing.T) {
 	}
 }
 
-func shownText(t *testing.T, tab tables.Table) string {
-	t.Helper()
-	var out bytes.Buffer
-	if err := tables.Write(&out, tab, "text"); err != nil {
-		t.Fatal(err)
-	}
-	var lines []string
-	for line := range strings.Lines(out.String()) {
-		lines = append(lines, strings.Join(strings.Fields(line), " "))
-	}
-	return strings.Join(lines, "\n")
-}
-
 func TestShow(t *testing.T) {
 	w := imported()
 	since := metav1.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
@@ -411,7 +399,7 @@ n1 demo/hello no_backend 4 no backend is ready`, ""},
 			case tc.fails != "" && (err == nil || !strings.Contains(err.Error(), tc.fails)):
 				t.Errorf("fails with %v, want %q", err, tc.fails)
 			}
-			if diff := cmp.Diff(tc.want, "\n"+shownText(t, tab)); diff != "" {
+			if diff := cmp.Diff(tc.want, "\n"+tablestest.Text(t, tab)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			var rows []map[string]any

@@ -63,6 +63,15 @@ type collector struct {
 	namespace string
 }
 
+// collector returns a collector of the target's cluster, for the installation in namespace.
+func (t *target) collector(namespace string) (*collector, error) {
+	cfg, _, err := t.config()
+	if err != nil {
+		return nil, err
+	}
+	return newCollector(cfg, namespace)
+}
+
 func newCollector(cfg *rest.Config, namespace string) (*collector, error) {
 	c, err := connect(cfg)
 	if err != nil {

@@ -55,8 +55,8 @@ func (d *dnsFlags) bindUpstreams(f *pflag.FlagSet) {
 	f.StringSliceVar(&d.upstreams, "upstream", nil, "address[:port] to forward to, in this order, repeatable (default: the node's agent, the Service isthmus-dns, two nodes)")
 }
 
-// open validates the flags and connects to the cluster.
-func (d *dnsFlags) open() (*collector, []dnsConfig, error) {
+// open validates the flags, connects to the cluster, and reads the Corefiles.
+func (d *dnsFlags) open(ctx context.Context) (*collector, []*loadedConfig, error) {
 	configs, err := d.names.configs()
 	if err != nil {
 		return nil, nil, err
@@ -67,12 +67,12 @@ func (d *dnsFlags) open() (*collector, []dnsConfig, error) {
 			return nil, nil, fmt.Errorf("--upstream=%s is not an address with an optional port, such as 169.254.20.53", u)
 		}
 	}
-	cfg, _, err := d.target.config()
+	c, err := d.target.collector(d.namespace)
 	if err != nil {
 		return nil, nil, err
 	}
-	c, err := newCollector(cfg, d.namespace)
-	return c, configs, err
+	found, err := readConfigs(ctx, c.client, configs)
+	return c, found, err
 }
 
 // upstreamsOf returns the upstreams of the flag, or else those of the cluster.
@@ -115,11 +115,7 @@ It refuses a Corefile in which a foreign block has clusterset.local, and one wit
   isthmusctl dns install --yes --coredns kube-system/rke2-coredns`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, configs, err := d.open()
-			if err != nil {
-				return err
-			}
-			found, err := readConfigs(cmd.Context(), c.client, configs)
+			c, found, err := d.open(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -159,11 +155,7 @@ and asks for confirmation. Afterwards pods cannot resolve names of clusterset.lo
   isthmusctl dns uninstall --yes`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, configs, err := d.open()
-			if err != nil {
-				return err
-			}
-			found, err := readConfigs(cmd.Context(), c.client, configs)
+			c, found, err := d.open(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -276,11 +268,7 @@ queries from the agents of all nodes. The exit code is 0 if all of them answer, 
 			if err := tables.CheckFormat(format); err != nil {
 				return err
 			}
-			c, configs, err := d.open()
-			if err != nil {
-				return err
-			}
-			found, err := readConfigs(cmd.Context(), c.client, configs)
+			c, found, err := d.open(cmd.Context())
 			if err != nil {
 				return err
 			}

@@ -52,11 +52,7 @@ ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 			if err != nil {
 				return err
 			}
-			cfg, _, err := t.config()
-			if err != nil {
-				return err
-			}
-			c, err := newCollector(cfg, namespace)
+			c, err := t.collector(namespace)
 			if err != nil {
 				return err
 			}

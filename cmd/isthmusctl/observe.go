@@ -55,20 +55,13 @@ token of ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 			if err := w.validate(); err != nil {
 				return err
 			}
-			cfg, _, err := t.config()
-			if err != nil {
-				return err
-			}
-			c, err := newCollector(cfg, namespace)
+			c, err := t.collector(namespace)
 			if err != nil {
 				return err
 			}
 			streams := t
 			streams.timeout = endless
-			if cfg, _, err = streams.config(); err != nil {
-				return err
-			}
-			s, err := newCollector(cfg, namespace)
+			s, err := streams.collector(namespace)
 			if err != nil {
 				return err
 			}

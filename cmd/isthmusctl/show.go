@@ -105,11 +105,7 @@ func (s *showOptions) run(cmd *cobra.Command, read func(context.Context, *collec
 	if err := tables.CheckFormat(s.format); err != nil {
 		return err
 	}
-	cfg, _, err := s.target.config()
-	if err != nil {
-		return err
-	}
-	c, err := newCollector(cfg, s.namespace)
+	c, err := s.target.collector(s.namespace)
 	if err != nil {
 		return err
 	}

@@ -39,11 +39,7 @@ in conflict is shown, but does not make Isthmus unready.`,
 				return err
 			}
 			t.timeout = min(defaultTimeout, timeout)
-			cfg, _, err := t.config()
-			if err != nil {
-				return err
-			}
-			c, err := newCollector(cfg, namespace)
+			c, err := t.collector(namespace)
 			if err != nil {
 				return err
 			}

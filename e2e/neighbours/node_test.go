@@ -168,17 +168,9 @@ func (n *node) serve(t *testing.T, at netip.AddrPort) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = io.WriteString(c, netip.MustParseAddrPort(c.RemoteAddr().String()).Addr().String())
-			_ = c.Close()
-		}
-	}()
+	netlab.Answer(t, l, func(c net.Conn) {
+		_, _ = io.WriteString(c, netip.MustParseAddrPort(c.RemoteAddr().String()).Addr().String())
+	})
 }
 
 // ask connects from the pod and returns the address that the server sees.

@@ -125,15 +125,23 @@ func (p *Process) Usage() (Usage, error) {
 	if err != nil {
 		return Usage{}, fmt.Errorf("read the CPU time of %s: %w", p.name, err)
 	}
-	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	memory, err := MemoryOf(p.PID())
 	if err != nil {
 		return Usage{}, fmt.Errorf("read the memory of %s: %w", p.name, err)
 	}
-	rss, peak, err := parseStatus(string(status))
+	return Usage{CPU: cpu, RSS: memory.RSS, Peak: memory.Peak}, nil
+}
+
+// Memory is the resident memory of a process in bytes: all of it, its anonymous part, and the maximum of all of it.
+type Memory struct{ RSS, Anonymous, Peak int64 }
+
+// MemoryOf returns the memory of a process, from /proc.
+func MemoryOf(pid int) (Memory, error) {
+	status, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {
-		return Usage{}, fmt.Errorf("read the memory of %s: %w", p.name, err)
+		return Memory{}, err
 	}
-	return Usage{CPU: cpu, RSS: rss, Peak: peak}, nil
+	return parseStatus(string(status))
 }
 
 // MachineCPU returns the CPU time of all processes of this machine since it booted.
@@ -199,29 +207,31 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// parseStatus returns VmRSS and VmHWM of /proc/PID/status, in bytes.
-func parseStatus(status string) (rss, peak int64, err error) {
+// parseStatus returns VmRSS, RssAnon and VmHWM of /proc/PID/status (proc_pid_status(5)), in bytes.
+func parseStatus(status string) (m Memory, err error) {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
 		var to *int64
 		switch key {
 		case "VmRSS":
-			to = &rss
+			to = &m.RSS
 		case "VmHWM":
-			to = &peak
+			to = &m.Peak
+		case "RssAnon":
+			to = &m.Anonymous
 		default:
 			continue
 		}
 		kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
 		if err != nil {
-			return 0, 0, fmt.Errorf("status: %s: %w", key, err)
+			return Memory{}, fmt.Errorf("status: %s: %w", key, err)
 		}
 		*to = kib << 10
 	}
-	if rss == 0 || peak == 0 {
-		return 0, 0, errors.New("status names no memory; has the process exited?")
+	if m.RSS == 0 || m.Peak == 0 {
+		return Memory{}, errors.New("status names no memory; has the process exited?")
 	}
-	return rss, peak, nil
+	return m, nil
 }
 
 // Kill ends the process at once and waits until it has exited.

@@ -25,11 +25,11 @@ func TestParseStat(t *testing.T) {
 
 func TestParseStatus(t *testing.T) {
 	t.Parallel()
-	rss, peak, err := parseStatus("Name:\tetcd\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nThreads:\t1\n")
-	if err != nil || rss != 1<<20 || peak != 2<<20 {
-		t.Errorf("have %d and %d bytes (%v), want 1 and 2 MiB", rss, peak, err)
+	have, err := parseStatus("Name:\tetcd\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nRssAnon:\t     512 kB\nThreads:\t1\n")
+	if want := (Memory{RSS: 1 << 20, Anonymous: 1 << 19, Peak: 2 << 20}); err != nil || have != want {
+		t.Errorf("have %+v (%v), want %+v", have, err, want)
 	}
-	if _, _, err := parseStatus("Name:\tzombie\n"); err == nil {
+	if _, err := parseStatus("Name:\tzombie\n"); err == nil {
 		t.Error("no error for a process without memory")
 	}
 }

@@ -1,5 +1,5 @@
-// Package cli holds what the main packages of the controllers share: the logger, the client configuration of the cluster,
-// and the HTTP server for probes, metrics and status.
+// Package cli holds the parts that the main packages of the controllers share: the main function, the logger, the client
+// configuration of the cluster, and the HTTP server for probes, metrics and status.
 package cli
 
 import (
@@ -11,17 +11,33 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
 // shutdownTimeout is the time that running requests have to finish when the process ends.
 const shutdownTimeout = 5 * time.Second
+
+// Main runs a root command until it returns, or until SIGINT or SIGTERM cancels its context. It exits with 1 after an error.
+func Main(cmd *cobra.Command) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := cmd.ExecuteContext(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.Name(), err)
+		os.Exit(1)
+	}
+}
 
 // Logger returns the logger of the process, and makes client-go and controller-runtime use it too. The format is the value
 // of --log-format: text or json.
@@ -71,6 +87,26 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s; choose another address with --listen: %w", address, err)
 	}
 	return listener, nil
+}
+
+// Routes returns the handlers of /metrics, /healthz and /readyz. A process is not ready while waiting returns reasons, which
+// /readyz lists.
+func Routes(waiting func() []string) *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		reasons := waiting()
+		if len(reasons) == 0 {
+			_, _ = io.WriteString(w, "ok\n")
+			return
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+		for _, reason := range reasons {
+			_, _ = io.WriteString(w, reason+"\n")
+		}
+	})
+	return mux
 }
 
 // Serve answers HTTP requests until ctx is done.

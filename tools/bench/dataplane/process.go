@@ -14,18 +14,14 @@ import (
 	"syscall"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/mcs"
-	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
+	"github.com/isthmus-net/isthmus/tools/bench/internal/manifests"
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 const (
@@ -35,18 +31,17 @@ const (
 	rest = 5 * time.Second
 )
 
-// process is the cost of many Services to isthmus-agent itself, source and DNS included. The dataplane holds the Services
+// agentCost is the cost of many Services to isthmus-agent itself, source and DNS included. The dataplane holds the Services
 // already.
-type process struct {
-	ready time.Duration // from its start until it was ready, most of it reading manifests
-	rss   int64         // resident memory once it is at rest, bytes
-	anon  int64         // its anonymous part, bytes
+type agentCost struct {
+	ready  time.Duration  // from its start until it was ready, most of it reading manifests
+	memory process.Memory // once it is at rest
 }
 
 // measureProcess runs isthmus-agent on manifests of many Services.
 func (b *testbed) measureProcess(ctx context.Context, cfg agent.Config) (err error) {
-	manifests := filepath.Join(b.dir, "manifests")
-	if err := writeManifests(manifests, b.many.Snapshot()); err != nil {
+	folder := filepath.Join(b.dir, "manifests")
+	if err := writeManifests(folder, b.many.Snapshot()); err != nil {
 		return err
 	}
 	program := filepath.Join(b.dir, "isthmus-agent")
@@ -60,7 +55,7 @@ func (b *testbed) measureProcess(ctx context.Context, cfg agent.Config) (err err
 	}
 	http, dns := ports[0].String(), ports[1].String()
 	begin := time.Now()
-	cmd := exec.CommandContext(ctx, program, "--source=dir:"+manifests, "--cgroup-root="+cfg.CgroupRoot, "--bpffs="+cfg.BPFFS,
+	cmd := exec.CommandContext(ctx, program, "--source=dir:"+folder, "--cgroup-root="+cfg.CgroupRoot, "--bpffs="+cfg.BPFFS,
 		"--node-name=bench", "--http-listen="+http, "--dns-listen="+dns)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	var said strings.Builder
@@ -80,22 +75,22 @@ func (b *testbed) measureProcess(ctx context.Context, cfg agent.Config) (err err
 	if err := poll(ctx, restartLimit, func() (bool, error) { return isReady(ctx, http), nil }); err != nil {
 		return fmt.Errorf("wait until it is ready: %w", err)
 	}
-	b.process.ready = time.Since(begin)
+	b.agent.ready = time.Since(begin)
 	if writes, err := metricOf(ctx, http, "isthmus_agent_map_writes_total"); err != nil || writes != 0 {
 		return errors.Join(fmt.Errorf("it wrote %g map entries, although the maps held all of them", writes), err)
 	}
 	since := time.Now()
 	err = poll(ctx, restartLimit, func() (bool, error) {
-		rss, anon, err := residentMemory(cmd.Process.Pid)
-		if diff := rss - b.process.rss; diff > rss/100 || -diff > rss/100 {
-			since, b.process.rss, b.process.anon = time.Now(), rss, anon
+		memory, err := process.MemoryOf(cmd.Process.Pid)
+		if diff := memory.RSS - b.agent.memory.RSS; max(diff, -diff) > memory.RSS/100 {
+			since, b.agent.memory = time.Now(), memory
 		}
 		return time.Since(since) > rest, err
 	})
 	if err != nil {
 		return fmt.Errorf("wait until its memory is at rest: %w", err)
 	}
-	fmt.Fprintf(b.progress, "isthmus-agent adopted them in %.1fs\n", b.process.ready.Seconds())
+	fmt.Fprintf(b.progress, "isthmus-agent adopted them in %.1fs\n", b.agent.ready.Seconds())
 	return nil
 }
 
@@ -124,9 +119,9 @@ func writeManifests(dir string, snap *clusterset.Snapshot) error {
 	}
 	const each = 100 // Services in a file
 	for from := 0; from < len(snap.Services); from += each {
-		var objects []runtime.Object
+		var objects []client.Object
 		for i := from; i < min(from+each, len(snap.Services)); i++ {
-			objects = append(objects, manifests(&snap.Services[i])...)
+			objects = append(objects, manifests.Of(&snap.Services[i])...)
 		}
 		text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
 		if err != nil {
@@ -137,35 +132,6 @@ func writeManifests(dir string, snap *clusterset.Snapshot) error {
 		}
 	}
 	return nil
-}
-
-// manifests returns the ServiceImport and the EndpointSlices of a Service.
-func manifests(svc *clusterset.Service) []runtime.Object {
-	si := mcs.ServiceImport(svc.Import)
-	si.TypeMeta = metav1.TypeMeta{APIVersion: v1beta1.GroupVersion.String(), Kind: "ServiceImport"}
-	objects := []runtime.Object{si}
-	for _, s := range svc.Slices {
-		es := &discoveryv1.EndpointSlice{
-			TypeMeta: metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"},
-			ObjectMeta: metav1.ObjectMeta{Namespace: svc.Service.Namespace, Name: s.Name, Labels: map[string]string{
-				v1beta1.LabelServiceName: svc.Service.Name, v1beta1.LabelSourceCluster: string(s.Cluster),
-			}},
-			AddressType: discoveryv1.AddressTypeIPv4,
-		}
-		for _, p := range s.Ports {
-			es.Ports = append(es.Ports, discoveryv1.EndpointPort{
-				Name: new(p.Name), Protocol: new(corev1.Protocol(p.Protocol.String())), Port: new(int32(services.EndpointPort)),
-			})
-		}
-		for n, e := range s.Endpoints {
-			es.Endpoints = append(es.Endpoints, discoveryv1.Endpoint{
-				Addresses: []string{e.Addrs[0].String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(e.Ready), Serving: new(e.Serving)},
-				NodeName: new(fmt.Sprintf("node-%03d.example.internal", n)), Zone: new(fmt.Sprintf("zone-%d", n%3)),
-			})
-		}
-		objects = append(objects, es)
-	}
-	return objects
 }
 
 func get(ctx context.Context, url string) (*http.Response, error) {
@@ -202,23 +168,4 @@ func metricOf(ctx context.Context, address, name string) (float64, error) {
 		}
 	}
 	return 0, errors.Join(fmt.Errorf("the agent has no metric %s", name), lines.Err())
-}
-
-// residentMemory returns the resident memory of a process, and its anonymous part, in bytes.
-func residentMemory(pid int) (rss, anon int64, err error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, 0, err
-	}
-	for line := range strings.Lines(string(status)) {
-		for name, value := range map[string]*int64{"VmRSS:": &rss, "RssAnon:": &anon} {
-			if size, ok := strings.CutPrefix(line, name); ok {
-				if _, err := fmt.Sscanf(size, "%d kB", value); err != nil {
-					return 0, 0, fmt.Errorf("read %q of /proc/%d/status: %w", line, pid, err)
-				}
-				*value <<= 10
-			}
-		}
-	}
-	return rss, anon, nil
 }

@@ -26,7 +26,7 @@ type testbed struct {
 	planes         []plane
 	references     *baselines
 	size           size
-	process        process
+	agent          agentCost
 	peerProgram    float64 // seconds that kube-proxy took to program its rules
 
 	undo []func() error

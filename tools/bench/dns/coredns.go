@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,10 +21,10 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/apiserver"
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
+	"github.com/isthmus-net/isthmus/tools/bench/internal/manifests"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/scale/simulation"
 )
@@ -111,7 +110,7 @@ func (c *cluster) fill(ctx context.Context, set names.Set, progress io.Writer) e
 	}
 	if c.filled == 0 {
 		for _, s := range (names.Set{Services: 1, Endpoints: set.Endpoints}).Snapshot().Services {
-			objects = append(objects, manifests(&s)...)
+			objects = append(objects, manifests.Of(&s)...)
 		}
 		c.filled = 1
 	}
@@ -137,31 +136,6 @@ func (c *cluster) fill(ctx context.Context, set names.Set, progress io.Writer) e
 	c.filled = set.Services
 	fmt.Fprintf(progress, "filled an API server with %d ServiceImports in %.0fs\n", set.Services, time.Since(begin).Seconds())
 	return nil
-}
-
-// manifests returns the ServiceImport and the EndpointSlices of a Service.
-func manifests(svc *clusterset.Service) []client.Object {
-	objects := []client.Object{mcs.ServiceImport(svc.Import)}
-	for _, s := range svc.Slices {
-		es := &discoveryv1.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{Namespace: svc.Service.Namespace, Name: s.Name, Labels: map[string]string{
-				v1beta1.LabelServiceName: svc.Service.Name, v1beta1.LabelSourceCluster: string(s.Cluster),
-			}},
-			AddressType: discoveryv1.AddressTypeIPv4,
-		}
-		for _, p := range s.Ports {
-			es.Ports = append(es.Ports, discoveryv1.EndpointPort{
-				Name: new(p.Name), Protocol: new(corev1.Protocol(p.Protocol.String())), Port: new(int32(p.Port)),
-			})
-		}
-		for _, e := range s.Endpoints {
-			es.Endpoints = append(es.Endpoints, discoveryv1.Endpoint{
-				Addresses: []string{e.Addrs[0].String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(e.Ready)},
-			})
-		}
-		objects = append(objects, es)
-	}
-	return objects
 }
 
 // corefile is the usual Corefile of a cluster, with the ClusterSet's zone.

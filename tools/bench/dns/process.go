@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
 	"github.com/isthmus-net/isthmus/tools/compile"
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 // server is a name server in a separate process.
@@ -157,18 +157,8 @@ func (s *server) cpuTime() (time.Duration, error) {
 
 // memory returns the resident memory of the process in bytes.
 func (s *server) memory() (float64, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(status)) {
-		var kilobytes float64
-		if size, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			_, err := fmt.Sscanf(size, "%f kB", &kilobytes)
-			return kilobytes * 1024, err
-		}
-	}
-	return 0, fmt.Errorf("no memory in /proc/%d/status", s.cmd.Process.Pid)
+	m, err := process.MemoryOf(s.cmd.Process.Pid)
+	return float64(m.RSS), err
 }
 
 // onCPU calls f on a thread that is pinned to one CPU and has the highest priority there. A negative cpu means an ordinary

@@ -87,17 +87,7 @@ func serve(t *testing.T, ns *netlab.Namespace, at netip.Addr) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Write([]byte("here\n"))
-			_ = c.Close()
-		}
-	}()
+	netlab.Answer(t, l, func(c net.Conn) { _, _ = c.Write([]byte("here\n")) })
 }
 
 // answers reports whether somebody answers at an address.

@@ -14,12 +14,12 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 const (
@@ -77,9 +77,11 @@ func run(ctx context.Context, cfg agent.Config, set services.Set, out io.Writer)
 		r.Moves = append(r.Moves, took)
 	}
 	slices.Sort(r.Moves)
-	if r.RSS, r.Peak, err = memory(); err != nil {
+	memory, err := process.MemoryOf(os.Getpid())
+	if err != nil {
 		return err
 	}
+	r.RSS, r.Peak = memory.RSS, memory.Peak
 	for len(r.Program) < programs {
 		if _, err := sync(ctx, a, &clusterset.Snapshot{}); err != nil {
 			return err
@@ -95,23 +97,4 @@ func sync(ctx context.Context, a *agent.Agent, snap *clusterset.Snapshot) (time.
 	begin := time.Now()
 	err := a.Sync(ctx, snap)
 	return time.Since(begin), err
-}
-
-// memory returns the current and the peak resident memory of this process, in bytes.
-func memory() (now, peak int64, err error) {
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0, 0, err
-	}
-	for line := range strings.Lines(string(status)) {
-		for name, value := range map[string]*int64{"VmRSS:": &now, "VmHWM:": &peak} {
-			if size, ok := strings.CutPrefix(line, name); ok {
-				if _, err := fmt.Sscanf(size, "%d kB", value); err != nil {
-					return 0, 0, fmt.Errorf("read %q of /proc/self/status: %w", line, err)
-				}
-				*value <<= 10
-			}
-		}
-	}
-	return now, peak, nil
 }
