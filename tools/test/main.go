@@ -172,7 +172,7 @@ func runPhases(ctx context.Context, r *report.Report, env, args, packages []stri
 	first, second := split(packages)
 	step("test %d packages", len(first))
 	// More packages than CPUs: many tests wait.
-	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(2*runtime.NumCPU())}, first)); err != nil {
+	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, first)); err != nil {
 		return err
 	}
 	return testOnLabs(ctx, r, env, args, second)
