@@ -226,8 +226,11 @@ func TestHeartbeatSurvivesForeignWrites(t *testing.T) {
 		}
 		p.renewals(2)
 	}
-	if n := p.log.count("ERROR"); n > 0 {
-		t.Errorf("the log has %d errors about what the next try repairs", n)
+	// A busy API server may miss the timeout of a renewal, which is an error; a conflict, which the next try repairs, is none.
+	for _, conflict := range []string{"the object has been modified", "already exists", "not found"} {
+		if n := p.log.count(conflict); n > 0 {
+			t.Errorf("the log has %d errors of the kind %q, which the next try repairs", n, conflict)
+		}
 	}
 }
 
