@@ -323,9 +323,9 @@ func TestLookupsAreNotTracked(t *testing.T) {
 // dnsStatus is the part of the output of isthmusctl dns status -o json that the tests read.
 type dnsStatus struct {
 	OK    bool `json:"ok"`
-	Sites []struct {
+	Configs []struct {
 		Name, State string
-	} `json:"sites"`
+	} `json:"configs"`
 	Answers []struct {
 		Answers bool `json:"answers"`
 	} `json:"answers"`
@@ -352,7 +352,7 @@ func TestStubInstallAndUninstall(t *testing.T) {
 			if err := json.Unmarshal([]byte(output), &s); err != nil {
 				return errors.Join(failed, err)
 			}
-			if s.OK != answer || len(s.Sites) != 2 || s.Sites[0].State != want || s.Sites[1].State != want {
+			if s.OK != answer || len(s.Configs) != 2 || s.Configs[0].State != want || s.Configs[1].State != want {
 				return fmt.Errorf("dns status: %s", output)
 			}
 			for _, a := range s.Answers {
