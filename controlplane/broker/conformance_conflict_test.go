@@ -351,7 +351,7 @@ func TestTwoConflictsAtOnce(t *testing.T) {
 	w.b.export("hello")
 	for _, m := range w.both() {
 		said := m.condition("hello", "Conflict", metav1.ConditionTrue, "PortConflict,SessionAffinityConflict")
-		if lines := strings.Split(said, "\n"); len(lines) != 2 || !strings.HasPrefix(lines[0], "ports ") || !strings.HasPrefix(lines[1], "sessionAffinity ") {
+		if lines := strings.Split(said, "\n"); len(lines) != 2 || !strings.HasPrefix(lines[0], "field ports ") || !strings.HasPrefix(lines[1], "field sessionAffinity ") {
 			t.Errorf("%s says %q", m.id, said)
 		}
 	}

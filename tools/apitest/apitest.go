@@ -88,19 +88,24 @@ func Empty(ctx context.Context) (config *rest.Config, stop func() error, err err
 }
 
 func (s *Server) start(ctx context.Context) error {
-	if err := s.startEmpty(ctx); err != nil {
+	cidrs := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}
+	if err := s.startWith(ctx, cidrs...); err != nil {
 		return err
 	}
 	return s.installKinds()
 }
 
-func (s *Server) startEmpty(ctx context.Context) (err error) {
+// startEmpty starts a server of one family and without the kinds of Isthmus.
+func (s *Server) startEmpty(ctx context.Context) error {
+	return s.startWith(ctx, netip.MustParsePrefix("10.0.0.0/24"))
+}
+
+func (s *Server) startWith(ctx context.Context, serviceCIDRs ...netip.Prefix) (err error) {
 	if s.dir, err = os.MkdirTemp("", "isthmus-apitest-"); err != nil {
 		return err
 	}
 	s.server, err = apiserver.Start(ctx, apiserver.Config{
-		Assets: os.Getenv(assets), Dir: s.dir, NoFsync: true,
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")},
+		Assets: os.Getenv(assets), Dir: s.dir, NoFsync: true, ServiceCIDRs: serviceCIDRs,
 	})
 	return err
 }

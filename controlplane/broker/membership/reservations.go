@@ -152,7 +152,7 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 		return nil, fmt.Errorf("register cluster %s: %w", id, err)
 	}
 	if !slices.ContainsFunc(config.Spec.Members, func(b v1alpha1.MemberBlocks) bool { return b.ClusterID == id }) {
-		return nil, fmt.Errorf("%w: the broker's CustomResourceDefinition clustersetconfigs.isthmus.dev lacks spec.members; run isthmusctl deploy-broker, which renews it and keeps all settings", ErrOlderDefinitions)
+		return nil, fmt.Errorf("%w: the broker's CustomResourceDefinition clustersetconfigs.isthmus.dev lacks spec.members; run isthmusctl deploy-broker, which updates it and keeps all settings", ErrOlderDefinitions)
 	}
 	if err := admin.Apply(ctx, broker, m); err != nil {
 		return nil, err
