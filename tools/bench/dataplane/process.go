@@ -121,7 +121,7 @@ func writeManifests(dir string, snap *clusterset.Snapshot) error {
 	for from := 0; from < len(snap.Services); from += each {
 		var objects []client.Object
 		for i := from; i < min(from+each, len(snap.Services)); i++ {
-			objects = append(objects, manifests.Of(&snap.Services[i])...)
+			objects = append(objects, manifests.Objects(&snap.Services[i])...)
 		}
 		text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
 		if err != nil {

@@ -110,7 +110,7 @@ func (c *cluster) fill(ctx context.Context, set names.Set, progress io.Writer) e
 	}
 	if c.filled == 0 {
 		for _, s := range (names.Set{Services: 1, Endpoints: set.Endpoints}).Snapshot().Services {
-			objects = append(objects, manifests.Of(&s)...)
+			objects = append(objects, manifests.Objects(&s)...)
 		}
 		c.filled = 1
 	}

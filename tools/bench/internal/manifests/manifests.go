@@ -14,8 +14,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// Of returns the ServiceImport and the IPv4 EndpointSlices of a Service. Endpoints are spread over nodes and three zones.
-func Of(svc *clusterset.Service) []client.Object {
+// Objects returns the ServiceImport and the IPv4 EndpointSlices of a Service. Endpoints are spread over nodes and three zones.
+func Objects(svc *clusterset.Service) []client.Object {
 	si := mcs.ServiceImport(svc.Import)
 	si.TypeMeta = metav1.TypeMeta{APIVersion: v1beta1.GroupVersion.String(), Kind: "ServiceImport"}
 	objects := []client.Object{si}
