@@ -322,7 +322,7 @@ func TestLookupsAreNotTracked(t *testing.T) {
 
 // dnsStatus is the part of the output of isthmusctl dns status -o json that the tests read.
 type dnsStatus struct {
-	OK    bool `json:"ok"`
+	OK      bool `json:"ok"`
 	Configs []struct {
 		Name, State string
 	} `json:"configs"`
