@@ -25,9 +25,18 @@ type step struct {
 func TestDetector(t *testing.T) {
 	const s, ms = time.Second, time.Millisecond
 	tests := map[string][]step{
-		"traffic flows":    {{at: 10 * s, answered: 9 * s}, {at: 20 * s, answered: 19 * s}},
-		"nothing is known": {{at: 10 * s}, {at: 100 * s}},
-		"one packet is lost, the next one is not": {{at: 10 * s, answered: 9 * s, silent: 10 * s, probe: "b"}, {at: 12 * s, answered: 11 * s, silent: 10 * s}},
+		"traffic flows": {
+			{at: 10 * s, answered: 9 * s},
+			{at: 20 * s, answered: 19 * s},
+		},
+		"nothing is known": {
+			{at: 10 * s},
+			{at: 100 * s},
+		},
+		"one packet is lost, the next one is not": {
+			{at: 10 * s, answered: 9 * s, silent: 10 * s, probe: "b"},
+			{at: 12 * s, answered: 11 * s, silent: 10 * s},
+		},
 		"neither packets nor probes get an answer": {
 			{at: 10 * s, answered: 9 * s, silent: 10 * s, probe: "b"},
 			{at: 10*s + 900*ms, answered: 9 * s, silent: 10 * s, probeFailed: 10 * s, probe: "b"},
