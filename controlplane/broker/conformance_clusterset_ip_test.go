@@ -354,7 +354,7 @@ func TestInheritedBlock(t *testing.T) {
 	if have := w.b.wants("hello", onlyB).Spec.IPs; !slices.Equal(have, vip) {
 		t.Errorf("the address changed from %v to %v", vip, have)
 	}
-	// Of the two addresses of the block one is taken.
+	// One of the two addresses of the block is taken.
 	for _, name := range []string{"second", "third"} {
 		w.b.service(name)
 		w.b.export(name)
