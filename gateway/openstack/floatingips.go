@@ -110,7 +110,7 @@ func (c *Client) AssociateFloatingIP(ctx context.Context, id, port string, fixed
 	})
 }
 
-// DeleteFloatingIP deletes a floating IP of this cluster. It is no error if it does not exist.
+// DeleteFloatingIP deletes a floating IP of this cluster. Deleting one that does not exist is no error.
 func (c *Client) DeleteFloatingIP(ctx context.Context, id string) error {
 	return c.call(ctx, "delete floating IP "+id, func(ctx context.Context) error {
 		is, err := floatingips.Get(ctx, c.network, id).Extract()
