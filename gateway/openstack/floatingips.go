@@ -159,15 +159,7 @@ func (c *Client) owned(f *floatingips.FloatingIP) (purpose string, ours bool) {
 
 func (c *Client) listFloatingIPs(ctx context.Context, opts floatingips.ListOpts) (all []FloatingIP, err error) {
 	err = c.call(ctx, "list floating IPs", func(ctx context.Context) error {
-		pages, err := floatingips.List(c.network, opts).AllPages(ctx)
-		if err != nil {
-			return err
-		}
-		found, err := floatingips.ExtractFloatingIPs(pages)
-		if err != nil {
-			return err
-		}
-		all, err = translate(found, c.floatingIP, func(f FloatingIP) string { return f.ID })
+		all, err = list(ctx, floatingips.List(c.network, opts), floatingips.ExtractFloatingIPs, c.floatingIP, func(f FloatingIP) string { return f.ID })
 		return err
 	})
 	return all, err
