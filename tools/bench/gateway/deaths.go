@@ -23,7 +23,7 @@ var ways = []struct {
 	name string
 	way  desired.Return
 	vip  netip.Addr
-}{{"source kept", desired.Routed, keptVIP}, {"SNAT from the VIP", desired.SNAT, snatVIP}}
+}{{"return: routed", desired.Routed, keptVIP}, {"return: snat", desired.SNAT, snatVIP}}
 
 // vips returns the VIPs of ways, with servers by number.
 func vips(numbers ...int) (all []desired.VIP) {
@@ -83,7 +83,7 @@ func deathRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 		for _, w := range ways {
 			s := seen[b.kind]
 			rows = append(rows, metric.Metric{
-				Name:  fmt.Sprintf("%s: established TCP connections broken by the death of their gateway of %d, %s", b.name, s.opened, w.name),
+				Name:  fmt.Sprintf("%s: established TCP connections broken by their gateway's death, of %d, %s", b.name, s.opened, w.name),
 				Value: float64(s.broken[w.name]), Unit: "connections", Bar: new(0.0), Better: metric.Lower,
 			})
 		}

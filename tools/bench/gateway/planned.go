@@ -37,10 +37,10 @@ type work struct {
 }
 
 var works = []work{
-	{"agent killed and started again", (*group).crash},
-	{"agent started anew, as an upgrade does", (*group).reload},
-	{"gateway cordoned and back", (*group).cordon},
-	{"gateway drained, switched off and back", (*group).drain},
+	{"agent killed and restarted", (*group).crash},
+	{"agent restarted, as by an upgrade", (*group).reload},
+	{"gateway cordoned and uncordoned", (*group).cordon},
+	{"gateway drained, powered off and back on", (*group).drain},
 }
 
 // crash kills an agent.
@@ -404,7 +404,7 @@ func plannedRows(seen map[desired.Balancer]*disturbed) (rows []metric.Metric) {
 			rows = append(rows, lost(b.name+": "+w.name, s.lost[i]))
 		}
 		rows = append(rows, metric.Metric{
-			Name: fmt.Sprintf("%s: established TCP connections broken by all of that of %d", b.name, s.opened), Value: float64(s.broken),
+			Name: fmt.Sprintf("%s: established TCP connections broken by these events, of %d", b.name, s.opened), Value: float64(s.broken),
 			Unit: "connections", Bar: new(0.0), Better: metric.Lower,
 		})
 	}
