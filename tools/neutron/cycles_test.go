@@ -279,7 +279,7 @@ func (x *tenant) await(ctx context.Context) error {
 	}
 }
 
-// settled returns what is not as it should be.
+// settled returns the first difference between the Services, their status and the objects in Neutron.
 func (x *tenant) settled(ctx context.Context) error {
 	var list corev1.ServiceList
 	if err := x.api.List(ctx, &list, client.MatchingLabels{"by": "test"}); err != nil {
@@ -304,7 +304,7 @@ func (x *tenant) settled(ctx context.Context) error {
 	return x.inNeutron(ctx, used)
 }
 
-// inNeutron returns what in Neutron is not as the Services at each port, used, have it.
+// inNeutron returns the first difference between the objects in Neutron and used, the Services of each port.
 func (x *tenant) inNeutron(ctx context.Context, used map[string][]corev1.Service) error {
 	ports, err := x.cloud.Ports(ctx)
 	floating, err2 := x.cloud.FloatingIPs(ctx)

@@ -43,7 +43,7 @@ type Machine struct {
 	Init string // the nodeinit executable
 }
 
-// Files of a machine's directory.
+// Names of the files in a machine's directory.
 const (
 	specFile   = "machine.json"
 	socketFile = "control.sock"
