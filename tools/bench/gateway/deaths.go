@@ -40,7 +40,7 @@ func (g *group) death(ctx context.Context) (all []broken, err error) {
 	if err := g.reconfigureAll(ctx, vips(0, 1, 2, 3, 4, 5, 6, 7)); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(g.could(ctx, 1), g.leads(ctx, 0)); err != nil {
+	if err := errors.Join(g.awaitRoute(ctx, 1), g.awaitBestRoute(ctx, 0)); err != nil {
 		return nil, err
 	}
 	c, err := newConnections(ctx, g.Client, g.servers)
@@ -67,14 +67,14 @@ func (g *group) death(ctx context.Context) (all []broken, err error) {
 	case <-time.After(time.Until(opened.Add(old))):
 	}
 	// The traffic must pass it now, and must not have moved before.
-	if err := g.leads(ctx, 0); err != nil {
+	if err := g.awaitBestRoute(ctx, 0); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(g.Cut(0), g.agents[0].Kill()); err != nil {
 		return nil, err
 	}
 	all = c.broken(time.Now())
-	return all, g.leads(ctx, 1)
+	return all, g.awaitBestRoute(ctx, 1)
 }
 
 // deathRows returns the broken connections.
