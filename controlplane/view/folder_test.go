@@ -177,9 +177,9 @@ func TestFolderIsDeleted(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- v.Run(ctx) }()
 		for _, s := range []struct {
-			act   func() error
-			world string
-			fault bool
+			act      func() error
+			snapshot string
+			fault    bool
 		}{
 			{func() error { return nil }, "nothing", true},
 			{func() error { return os.Mkdir(dir, 0o700) }, "", false},
