@@ -197,7 +197,7 @@ func TestFolderIsDeleted(t *testing.T) {
 				last = calls[len(calls)-1].snapshot
 			}
 			if got := summary(last); got != s.snapshot || (v.Status().WatchErr != nil) != s.fault {
-				t.Errorf("world %q, want %q; status says %v", got, s.snapshot, v.Status().WatchErr)
+				t.Errorf("snapshot %q, want %q; status says %v", got, s.snapshot, v.Status().WatchErr)
 			}
 		}
 		cancel()
