@@ -21,7 +21,8 @@ type Input struct {
 	// ZonesSpanClusters says that a zone's name means the same zone in all members. Without it the zones of another
 	// member are never near, whatever their names.
 	ZonesSpanClusters bool
-	// Ranges are the CIDRs of all ClusterSetIPs: an address in them without a frontend is refused.
+	// Ranges are the CIDRs of all ClusterSetIPs: an address in them without a frontend is refused. A range that contains
+	// addresses of the cluster itself refuses none, because most of those have no frontend either.
 	Ranges []netip.Prefix
 	// VIPs decides which addresses get frontends; nil allows all.
 	VIPs *VIPs
@@ -35,7 +36,7 @@ type Input struct {
 func (in *Input) ranges() map[netip.Prefix]bool {
 	valid := make(map[netip.Prefix]bool, len(in.Ranges))
 	for _, r := range in.Ranges {
-		if r.IsValid() {
+		if r.IsValid() && !in.VIPs.ownIn(r) {
 			valid[r.Masked()] = true
 		}
 	}

@@ -91,6 +91,9 @@ func (v *VIPs) explain(vip netip.Addr, is verdict) string {
 	}
 }
 
+// ownIn reports whether r contains addresses of the cluster itself.
+func (v *VIPs) ownIn(r netip.Prefix) bool { return v != nil && v.own.overlaps(r) }
+
 // differs reports whether v decides otherwise than w about an address of svc, or refuses one, perhaps with other words.
 func (v *VIPs) differs(w *VIPs, svc *clusterset.Service) bool {
 	return slices.ContainsFunc(svc.IPs, func(ip netip.Addr) bool {
@@ -139,4 +142,13 @@ func (s prefixSet) find(a netip.Addr) (netip.Prefix, bool) {
 		return netip.Prefix{}, false
 	}
 	return s[i], true
+}
+
+// overlaps reports whether r has an address in common with s.
+func (s prefixSet) overlaps(r netip.Prefix) bool {
+	if _, inside := s.find(r.Masked().Addr()); inside {
+		return true
+	}
+	i, _ := slices.BinarySearchFunc(s, r.Masked().Addr(), func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+	return i < len(s) && r.Contains(s[i].Addr())
 }

@@ -132,6 +132,18 @@ func TestChangedVIPs(t *testing.T) {
 	}
 }
 
+// A range that contains addresses of the cluster would refuse its Services: it is not programmed.
+func TestRangeOverTheClusterRefusesNothing(t *testing.T) {
+	in := snapshotOf()
+	in.Ranges = prefixes("10.0.0.0/8", "10.201.7.0/24", "192.0.2.0/28", "243.0.0.0/16", "fd00:243::/48", "::/0")
+	in.VIPs = NewVIPs(in.Ranges, clusterOf, nil)
+	p := NewPlanner(NewState())
+	p.Plan(in)
+	if diff := cmp.Diff("RANGE 243.0.0.0/16\nRANGE fd00:243::/48\n", p.State().Text()); diff != "" {
+		t.Errorf("maps (-want +got):\n%s", diff)
+	}
+}
+
 // A prefixSet finds what a search through all prefixes finds, however they overlap.
 func TestPrefixSet(t *testing.T) {
 	addr := rapid.Custom(func(t *rapid.T) netip.Addr {
@@ -155,6 +167,11 @@ func TestPrefixSet(t *testing.T) {
 		want := slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
 		if is != want || is && !found.Contains(a) {
 			t.Errorf("%s in %v: found %s, %v", a, all, found, is)
+		}
+		r := netip.PrefixFrom(a, max(0, a.BitLen()-rapid.IntRange(0, 6).Draw(t, "host bits")-rapid.IntRange(0, 1).Draw(t, "more")*24))
+		want = slices.ContainsFunc(all, r.Overlaps)
+		if is := newPrefixSet(all).overlaps(r); is != want {
+			t.Errorf("%s overlaps %v: %v", r, all, is)
 		}
 	})
 }
