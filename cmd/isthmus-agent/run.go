@@ -17,6 +17,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/agent/evidence"
+	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -124,9 +125,11 @@ func (c components) run(ctx context.Context) error {
 		return err
 	}
 	clusterDNS := newClusterDNS(c.cfg.DNS.Cluster, c.api.objects, c.log.With("component", "dns"))
+	reserved := newReservedLabels(c.cfg, c.api.objects, c.log.With("component", "view"))
 	current := func() status.Agent {
 		s := agentStatus(*c.cfg, source.Status(), c.dataplane.Status(), c.names)
 		s.DNS.Cluster = clusterDNS.Status()
+		reportReserved(&s, reserved)
 		return s
 	}
 	access, err := newAccess(c.api.config, c.cfg.Namespace)
@@ -142,6 +145,9 @@ func (c components) run(ctx context.Context) error {
 	group.Go(func() error { return c.dataplane.Run(ctx) })
 	if c.api.reports != nil {
 		group.Go(func() error { return c.api.reports.Run(ctx) })
+	}
+	if reserved != nil {
+		group.Go(func() error { return reserved.Run(ctx) })
 	}
 	if clusterDNS != nil {
 		group.Go(func() error { return clusterDNS.Run(ctx) })
@@ -258,6 +264,18 @@ func agentStatus(cfg Config, source view.Status, dataplane agent.Status, names *
 	return s
 }
 
+// reportReserved adds to s whether the labels of Isthmus are reserved, if that is known.
+func reportReserved(s *status.Agent, r *reservedLabels) {
+	known, fault := r.Status()
+	if !known {
+		return
+	}
+	s.View.LabelsReserved = new(fault == nil)
+	if fault != nil {
+		s.MissingCapabilities = append(s.MissingCapabilities, oneLine(fault))
+	}
+}
+
 // dataplaneStatus converts the status of the dataplane.
 func dataplaneStatus(is agent.Status) status.Dataplane {
 	s := status.Dataplane{
@@ -267,8 +285,13 @@ func dataplaneStatus(is agent.Status) status.Dataplane {
 	for _, h := range is.Hooks {
 		s.Hooks = append(s.Hooks, status.Hook{Name: h.Name, Attached: h.Attached})
 	}
+	s.ProblemReasons = map[string]int{}
+	for _, r := range lb.Reasons() {
+		s.ProblemReasons[string(r)] = 0
+	}
 	for _, p := range is.Problems {
 		s.Problems = append(s.Problems, p.String())
+		s.ProblemReasons[string(p.Reason)]++
 	}
 	for _, id := range is.Drained {
 		s.Drained = append(s.Drained, string(id))
