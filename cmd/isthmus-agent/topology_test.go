@@ -218,11 +218,11 @@ func TestAddressesOutliveTheirObjects(t *testing.T) {
 	for _, later := range []string{"404", "403", "500"} {
 		s := &apiServer{objects: maps.Clone(all)}
 		w := newTopologyWatcher(t, s, Config{})
-		first := w.look(t.Context(), w.cfg.topology())
+		first := w.lookup(t.Context(), w.cfg.topology())
 		for path := range s.objects {
 			s.objects[path] = later
 		}
-		second := w.look(t.Context(), first.topology)
+		second := w.lookup(t.Context(), first.topology)
 		if diff := cmp.Diff(first.topology, second.topology, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 			t.Errorf("after %s (-before +after):\n%s", later, diff)
 		}
