@@ -206,7 +206,7 @@ type sink func(*clusterset.Snapshot)
 
 func (f sink) Sync(_ context.Context, s *clusterset.Snapshot) error { f(s); return nil }
 
-// What an object said stays in force when it cannot be read any more, and when it is deleted.
+// Addresses stay in force when their object cannot be read any more, and when it is deleted.
 func TestAddressesOutliveTheirObjects(t *testing.T) {
 	all := map[string]string{
 		nodePath:     `{"status":{"addresses":[{"address":"192.0.2.11"}]}}`,

@@ -306,7 +306,7 @@ func TestChartDNS(t *testing.T) {
 func TestChartImports(t *testing.T) {
 	t.Parallel()
 	for set, want := range map[string][]string{
-		"agent.clusterSetIPRanges={}":                                            nil,
+		"agent.imports=isthmus": nil,
 		"agent.imports=isthmus,agent.clusterSetIPRanges={243.0.0.0/8}":           {"--clusterset-ip-range=243.0.0.0/8"},
 		"agent.imports=any,agent.clusterSetIPRanges={243.0.0.0/8,fd00:243::/48}": {"--imports=any", "--clusterset-ip-range=243.0.0.0/8", "--clusterset-ip-range=fd00:243::/48"},
 	} {
