@@ -23,9 +23,12 @@ func prefixes(texts ...string) []netip.Prefix {
 
 // clusterOf is the addresses of a cluster: its Services, its pods and a node.
 var clusterOf = []Own{
-	{netip.MustParsePrefix("10.96.0.0/12"), "Services"}, {netip.MustParsePrefix("10.96.0.1/32"), "API server"},
-	{netip.MustParsePrefix("10.201.0.0/16"), "pods"}, {netip.MustParsePrefix("192.0.2.11/32"), "nodes"},
-	{netip.MustParsePrefix("243.9.0.0/16"), "nodes"}, {netip.MustParsePrefix("fd00:96::/112"), "Services"},
+	{netip.MustParsePrefix("10.96.0.0/12"), "Services"},
+	{netip.MustParsePrefix("10.96.0.1/32"), "API server"},
+	{netip.MustParsePrefix("10.201.0.0/16"), "pods"},
+	{netip.MustParsePrefix("192.0.2.11/32"), "nodes"},
+	{netip.MustParsePrefix("243.9.0.0/16"), "nodes"},
+	{netip.MustParsePrefix("fd00:96::/112"), "Services"},
 }
 
 // An import is served only at addresses inside of the ranges, and never at one that the cluster uses itself.

@@ -65,15 +65,11 @@ func (r *reservedLabels) Run(ctx context.Context) error {
 	logged := ""
 	for retry := reservedRetry; ; {
 		wait := reservedInterval
-		fault, err := r.look(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
+		if fault, err := r.look(ctx); err == nil {
 			r.note(fault)
 			retry = reservedRetry
-		default:
-			if text := err.Error(); text != logged {
+		} else {
+			if text := err.Error(); text != logged && ctx.Err() == nil {
 				r.log.Info("cannot read whether the labels of Isthmus are reserved", "policy", reservedPolicy, "err", err)
 				logged = text
 			}

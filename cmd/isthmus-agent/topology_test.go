@@ -260,7 +260,7 @@ func TestRefusedVIPCausesLookup(t *testing.T) {
 		step := func(d time.Duration, least, most int) {
 			t.Helper()
 			before := lookups
-			time.Sleep(d)
+			<-time.After(d)
 			synctest.Wait()
 			if n := lookups - before; n < least || n > most {
 				t.Errorf("%d lookups in %s, want %d to %d", n, d, least, most)
@@ -273,7 +273,7 @@ func TestRefusedVIPCausesLookup(t *testing.T) {
 		step(time.Minute, 4, 5)   // after 2, 6, 14, 30 seconds
 		for range 60 {
 			w.refused.Notify()
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 		}
 		step(time.Minute, 0, 2)
 		step(30*time.Minute, 3, 15)
