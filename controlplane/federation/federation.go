@@ -48,7 +48,6 @@ import (
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=clusterclaims,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get;list;watch;create;update
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
-// +kubebuilder:rbac:groups="",resources=secrets,verbs=list;watch,namespace=isthmus-system
 
 // NotFormed is the Problem of a State in a cluster that is not part of a federation yet.
 const NotFormed = "there is no Federation; run isthmusctl federation create"
