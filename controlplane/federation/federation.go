@@ -73,7 +73,7 @@ func Scaled(factor float64) engine.Times {
 type Config struct {
 	// Local is the API server of the cluster itself.
 	Local *rest.Config
-	// Namespace is the namespace of Isthmus: of the Secrets here, and of the Leases in every member.
+	// Namespace is the namespace of Isthmus, with the Leases, in every member.
 	Namespace string
 	// Pod names this process to people. It need not be unique.
 	Pod   string
@@ -146,7 +146,8 @@ func New(cfg Config) (*Federation, error) {
 		{Source: objectcache.Source{Object: &federationv1alpha1.Federation{}, Optional: true}},
 		{Source: objectcache.Source{Object: &federationv1alpha1.ClusterClaim{}, Optional: true}},
 		{Source: objectcache.Source{Object: &about.ClusterProperty{}, Optional: true}},
-		{Source: objectcache.Source{Object: &corev1.Secret{}, Namespace: cfg.Namespace, Keep: isTarget, Trim: trimSecret}},
+		// Only supervisors have the right to read these.
+		{Source: objectcache.Source{Object: &corev1.Secret{}, Namespace: federationv1alpha1.SecretNamespace, Keep: isTarget, Trim: trimSecret, SkipIfForbidden: true}},
 	}, func(int, client.Object, client.Object) { f.changed() }, f.changed)
 	return f, err
 }
@@ -201,7 +202,7 @@ func (f *Federation) follow(ctx context.Context, i *objectcache.ObjectInformer) 
 	logged := ""
 	for ctx.Err() == nil {
 		err := follow(ctx)
-		if err != nil && err.Error() != logged {
+		if err != nil && err.Error() != logged && !i.Skipped() {
 			logged = err.Error()
 			f.cfg.Log.Error("this cluster cannot be read; its last known objects stay in effect", "err", err)
 		}
@@ -344,7 +345,10 @@ func (f *Federation) targets(ctx context.Context, members []federationv1alpha1.M
 	targets := map[string]*member.Target{}
 	for _, m := range members {
 		secret := &corev1.Secret{}
-		err := f.local.Get(ctx, client.ObjectKey{Namespace: f.cfg.Namespace, Name: m.Secret}, secret)
+		err := f.local.Get(ctx, client.ObjectKey{Namespace: federationv1alpha1.SecretNamespace, Name: m.Secret}, secret)
+		if errors.Is(err, objectcache.ErrNotSynced) {
+			return nil, fmt.Errorf("this cluster's controller may not read the Secrets of namespace %s; run isthmusctl federation create again: %w", federationv1alpha1.SecretNamespace, err)
+		}
 		if client.IgnoreNotFound(err) != nil {
 			return nil, err
 		}

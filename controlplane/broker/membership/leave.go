@@ -351,7 +351,10 @@ func clearMember(ctx context.Context, member client.Client, namespace string, m 
 	if err := clearProperties(ctx, member); err != nil {
 		return err
 	}
-	return admin.DeleteIfThere(ctx, member, m.copied)
+	if err := admin.DeleteIfThere(ctx, member, m.copied); err != nil {
+		return err
+	}
+	return admin.RemoveFences(ctx, member, namespace)
 }
 
 // brokerNamespaces returns the broker namespaces of a cluster, whose objects belong to all members.

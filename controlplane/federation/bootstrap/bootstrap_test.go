@@ -310,7 +310,7 @@ func members(t *testing.T, c Cluster) string {
 func handed(t *testing.T, c Cluster, member string) (*corev1.Secret, error) {
 	t.Helper()
 	s := &corev1.Secret{}
-	return s, c.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "federation-" + member}, s)
+	return s, c.Client.Get(t.Context(), client.ObjectKey{Namespace: federationv1alpha1.SecretNamespace, Name: "federation-" + member}, s)
 }
 
 // held returns the token of a supervisor for a member.

@@ -180,10 +180,12 @@ func (s *survey) checkGiven() error {
 // prepare writes the objects that every member has: its claims, the admission policies, and the rights of leaders.
 func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) error {
 	claims := map[string]string{federationv1alpha1.ClaimID: string(c.ID), federationv1alpha1.ClaimClusterSet: clusterSet}
+	wanted := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}}
 	if c.Supervisor {
 		claims[federationv1alpha1.ClaimSupervisor] = "true"
+		wanted = append(wanted, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.SecretNamespace}})
+		wanted = append(wanted, secretRights(s.namespace)...)
 	}
-	wanted := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}}
 	if system := s.systemNamespace(); system != s.namespace {
 		wanted = append(wanted, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
 	}
@@ -213,7 +215,7 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 			return err
 		}
 	}
-	return nil
+	return admin.InstallFences(ctx, c.Client, s.namespace)
 }
 
 // systemNamespace returns the namespace of global federated Services, from the Federations of the supervisors.

@@ -1,0 +1,99 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/fences"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// Labels and annotations of Helm and of the chart.
+const (
+	labelInstance     = "app.kubernetes.io/instance" // on every object of the chart and of the manifests
+	releaseName       = "meta.helm.sh/release-name"
+	releaseNamespace  = "meta.helm.sh/release-namespace"
+	managedByHelm     = "Helm"
+	release           = "isthmus"
+	ownerHelm         = client.FieldOwner("helm")
+	needsNewerVersion = "the cluster has no ValidatingAdmissionPolicies; it needs Kubernetes 1.30 or newer"
+)
+
+// InstallFences writes the admission policies of package fences into a member with Isthmus in namespace, unless the chart or
+// the manifests have written them. A release named isthmus that is installed later takes them over: they have its annotations
+// and its field manager, without which Helm would refuse to install over them.
+func InstallFences(ctx context.Context, c client.Client, namespace string) error {
+	policies, err := fences.Policies(namespace)
+	if err != nil {
+		return err
+	}
+	for _, obj := range policies {
+		installed, err := byChart(ctx, c, obj)
+		if meta.IsNoMatchError(err) {
+			return fmt.Errorf("%s: %w", needsNewerVersion, err)
+		}
+		if err != nil {
+			return err
+		}
+		if installed {
+			continue
+		}
+		obj.SetLabels(map[string]string{v1alpha1.LabelManagedBy: managedByHelm})
+		obj.SetAnnotations(map[string]string{releaseName: release, releaseNamespace: namespace})
+		if err := applyAs(ctx, c, obj, ownerHelm); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RemoveFences deletes the policies that InstallFences wrote, unless the cluster is still a member of a ClusterSet or of a
+// federation. Those of the chart go when it is uninstalled.
+func RemoveFences(ctx context.Context, c client.Client, namespace string) error {
+	if needed, err := needsFences(ctx, c, namespace); needed || err != nil {
+		return err
+	}
+	policies, err := fences.Policies(namespace)
+	if err != nil {
+		return err
+	}
+	for _, obj := range policies {
+		installed, err := byChart(ctx, c, obj)
+		if err != nil && !IsAbsent(err) {
+			return err
+		}
+		if installed || err != nil {
+			continue
+		}
+		if err := DeleteIfThere(ctx, c, obj); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// needsFences reports whether a cluster is a member of a ClusterSet or of a federation.
+func needsFences(ctx context.Context, c client.Client, namespace string) (bool, error) {
+	members, federations := &v1alpha1.MemberList{}, &federationv1alpha1.FederationList{}
+	if err := c.List(ctx, members, client.InNamespace(namespace)); err != nil && !IsAbsent(err) {
+		return false, fmt.Errorf("list Members: %w", err)
+	}
+	if err := c.List(ctx, federations); err != nil && !IsAbsent(err) {
+		return false, fmt.Errorf("list Federations: %w", err)
+	}
+	return len(members.Items)+len(federations.Items) > 0, nil
+}
+
+// byChart reports whether the object that obj names belongs to a release or to the manifests.
+func byChart(ctx context.Context, c client.Client, obj client.Object) (bool, error) {
+	have := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
+	err := c.Get(ctx, client.ObjectKeyFromObject(obj), have)
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("read %s %s: %w", kindOf(c, obj), obj.GetName(), err)
+	}
+	return err == nil && have.GetLabels()[labelInstance] != "", nil
+}
