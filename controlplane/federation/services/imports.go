@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,7 +41,7 @@ func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all
 	imp := clusterset.Import{
 		Service: s.name, Type: clusterset.ClusterSetIP, Ports: fed.Ports, Clusters: fed.Clusters, SessionAffinity: fed.Affinity,
 	}
-	if imp.IPs, err = r.vips.of(ctx, s.name, into, all); err != nil {
+	if imp.IPs, err = r.vips.of(ctx, s, into, all); err != nil {
 		return err
 	}
 	for _, a := range imp.IPs {
@@ -54,6 +56,10 @@ func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all
 		want = have
 	case have.UID != "":
 		want.ResourceVersion, want.UID = have.ResourceVersion, have.UID
+		if faults := r.vips.faults(have, s.blocked); len(faults) > 0 {
+			into.Event(have, corev1.EventTypeWarning, ReasonForeignAddress, fmt.Sprintf("%s; the import was replaced and has %s now",
+				strings.Join(faults, "; "), strings.Join(want.Spec.IPs, ", ")))
+		}
 		err = into.Replace(ctx, want)
 	default:
 		err = into.Create(ctx, want)

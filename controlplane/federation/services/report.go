@@ -31,6 +31,8 @@ const (
 	reasonConflict  = "PortConflict"
 	ReasonTaken     = "NameTaken" // also on the user's Service that has the name
 	reasonPartly    = "NotEverywhere"
+	// ReasonForeignAddress is on a ServiceImport with an address that is not the federation's.
+	ReasonForeignAddress = "ForeignAddress"
 )
 
 // taken is a user's Service that has the name of a federated one.
@@ -133,6 +135,7 @@ func (r *Reconciler) problems(ctx context.Context, into reconcile.Member, s *sna
 	if len(s.lacking) > 0 {
 		all = append(all, fmt.Sprintf("clusters %s lack the namespace %s of global Services and do not get this one; create it", join(s.lacking), r.system))
 	}
+	all = append(all, s.foreign...)
 	for _, cluster := range s.clusters {
 		if text, ok := r.rejected.Load(taken{cluster, s.name}); ok {
 			all = append(all, fmt.Sprint(text))

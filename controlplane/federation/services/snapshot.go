@@ -33,6 +33,8 @@ type snapshot struct {
 	unread   bool                          // a cluster was never read
 	taken    []clusterset.ClusterID        // clusters in which a user's Service has the name, sorted
 	lacking  []clusterset.ClusterID        // clusters without the namespace of global Services, sorted
+	foreign  []string                      // clusters whose ServiceImport has addresses that are not the federation's, and why
+	blocked  ownAddresses                  // addresses of the members themselves, inside the ranges of ClusterSetIPs
 
 	// Existing objects in the reconciled member.
 	service *corev1.Service // nil without one
@@ -56,7 +58,7 @@ func sourceOf(es *discoveryv1.EndpointSlice) source {
 
 // read returns the snapshot of a federated Service for the member into.
 func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (*snapshot, error) {
-	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}}
+	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}, blocked: r.vips.own(ctx, all)}
 	for _, m := range all {
 		s.clusters = append(s.clusters, m.ID())
 		if !m.Synced() {
@@ -111,6 +113,11 @@ func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Me
 	case err == nil && !offers.IsOurs(&result):
 		s.taken = append(s.taken, m.ID())
 	}
+	foreign, err2 := r.vips.foreign(ctx, m, s)
+	if err2 != nil {
+		return err2
+	}
+	s.foreign = append(s.foreign, foreign...)
 	if here {
 		if err == nil {
 			s.service = &result
