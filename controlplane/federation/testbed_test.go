@@ -161,8 +161,8 @@ func (w *testbed) form(clusters ...bootstrap.Cluster) error {
 func (w *testbed) switchOnVIPs() {
 	w.t.Helper()
 	w.vips = true
-	for _, supervisor := range ids[:2] {
-		w.edit(supervisor, func(spec *federationv1alpha1.FederationSpec) {
+	for _, id := range ids {
+		w.edit(id, func(spec *federationv1alpha1.FederationSpec) {
 			spec.ClusterSetIP = federationv1alpha1.ClusterSetIPSpec{Enabled: true, Ranges: []string{"242.0.0.0/16"}}
 		})
 	}

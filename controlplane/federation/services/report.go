@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -137,8 +138,10 @@ func (r *Reconciler) problems(ctx context.Context, into reconcile.Member, s *sna
 	}
 	all = append(all, s.foreign...)
 	for _, cluster := range s.clusters {
-		if text, ok := r.rejected.Load(taken{cluster, s.name}); ok {
-			all = append(all, fmt.Sprint(text))
+		for _, rejected := range []*sync.Map{&r.rejected, &r.rejectedVIPs} {
+			if text, ok := rejected.Load(taken{cluster, s.name}); ok {
+				all = append(all, fmt.Sprint(text))
+			}
 		}
 	}
 	if !r.vips.on() {
