@@ -174,7 +174,7 @@ func (s *survey) deleteObjects(ctx context.Context, leaving *surveyed) (int, err
 			return written, err
 		}
 	}
-	return written, admin.RemoveFences(ctx, leaving.Client, s.namespace)
+	return written, admin.RemoveFences(ctx, leaving.Client, s.namespace, &v1alpha1.MemberList{})
 }
 
 // deleteProperty deletes a ClusterProperty that a controller made from a claim. One that a broker's ClusterSet needs stays,

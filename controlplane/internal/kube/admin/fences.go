@@ -7,7 +7,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
@@ -51,11 +50,16 @@ func InstallFences(ctx context.Context, c client.Client, namespace string) error
 	return nil
 }
 
-// RemoveFences deletes the policies that InstallFences wrote, unless the cluster is still a member of a ClusterSet or of a
-// federation. Those of the chart go when it is uninstalled.
-func RemoveFences(ctx context.Context, c client.Client, namespace string) error {
-	if needed, err := needsFences(ctx, c, namespace); needed || err != nil {
-		return err
+// RemoveFences deletes the policies that InstallFences wrote, unless the cluster has an object of the kinds of others, for which
+// they are needed still. Those of the chart go when it is uninstalled.
+func RemoveFences(ctx context.Context, c client.Client, namespace string, others ...client.ObjectList) error {
+	for _, list := range others {
+		if err := c.List(ctx, list, client.InNamespace(namespace)); err != nil && !IsAbsent(err) {
+			return fmt.Errorf("list objects of type %T: %w", list, err)
+		}
+		if meta.LenList(list) > 0 {
+			return nil
+		}
 	}
 	policies, err := fences.Policies(namespace)
 	if err != nil {
@@ -74,18 +78,6 @@ func RemoveFences(ctx context.Context, c client.Client, namespace string) error 
 		}
 	}
 	return nil
-}
-
-// needsFences reports whether a cluster is a member of a ClusterSet or of a federation.
-func needsFences(ctx context.Context, c client.Client, namespace string) (bool, error) {
-	members, federations := &v1alpha1.MemberList{}, &federationv1alpha1.FederationList{}
-	if err := c.List(ctx, members, client.InNamespace(namespace)); err != nil && !IsAbsent(err) {
-		return false, fmt.Errorf("list Members: %w", err)
-	}
-	if err := c.List(ctx, federations); err != nil && !IsAbsent(err) {
-		return false, fmt.Errorf("list Federations: %w", err)
-	}
-	return len(members.Items)+len(federations.Items) > 0, nil
 }
 
 // byChart reports whether the object that obj names belongs to a release or to the manifests.
