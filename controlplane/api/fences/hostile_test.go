@@ -95,7 +95,7 @@ func TestHostileTenant(t *testing.T) {
 	}, tenant)
 }
 
-// What users are meant to write stays free, and so do the accounts of Isthmus, Kubernetes and administrators.
+// Requests of users stay free, and so do the accounts of Isthmus, Kubernetes and administrators.
 func TestReservedLabelsLeaveRequests(t *testing.T) {
 	w := newTestbed(t)
 	imported := serviceImport("imported", labels(managedBy, isthmus.ManagedBy))

@@ -2,6 +2,7 @@ package services
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -65,9 +66,11 @@ func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into
 			s.unread = true
 			continue
 		}
-		if err := r.readMember(ctx, s, m, m.ID() == into.ID()); err != nil {
+		foreign, err := r.vips.foreign(ctx, m, s)
+		if err := errors.Join(err, r.readMember(ctx, s, m, m.ID() == into.ID())); err != nil {
 			return nil, fmt.Errorf("read service %s in cluster %s: %w", name, m.ID(), err)
 		}
+		s.foreign = append(s.foreign, foreign...)
 	}
 	s.unresolved = map[source]bool{}
 	for _, o := range s.offers {
@@ -113,11 +116,6 @@ func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Me
 	case err == nil && !offers.IsOurs(&result):
 		s.taken = append(s.taken, m.ID())
 	}
-	foreign, err2 := r.vips.foreign(ctx, m, s)
-	if err2 != nil {
-		return err2
-	}
-	s.foreign = append(s.foreign, foreign...)
 	if here {
 		if err == nil {
 			s.service = &result
