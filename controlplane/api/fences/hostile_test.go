@@ -145,7 +145,8 @@ func TestStolenController(t *testing.T) {
 	claim := &federation.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "fences.example.org"}, Spec: federation.ClusterClaimSpec{Name: "fences.example.org", Value: "a"}}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "fences"}}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "fences"}}
-	for _, o := range []client.Object{foreignImport, foreignSlice, victim, ours, machines, exported, id, claim, secret, account} {
+	stripped := slice("stripped", annotations(isthmus.AnnotationChangedAt, "1")) // an administrator removed its label
+	for _, o := range []client.Object{foreignImport, foreignSlice, victim, ours, stripped, machines, exported, id, claim, secret, account} {
 		w.put(o)
 	}
 	selecting := service("x", labels(managedBy, federation.ManagedByMachines))
@@ -164,6 +165,7 @@ func TestStolenController(t *testing.T) {
 		"an import of the federation":      {do: create(serviceImport("x", labels(managedBy, federation.ManagedBy))), because: "this one has [federation.isthmus.dev]"},
 		"a slice of Kubernetes":            {do: merge(foreignSlice, `{"endpoints":[{"addresses":["10.9.9.9"]}]}`), because: "this one has [endpointslice-controller.k8s.io endpointslice-controller.k8s.io]"},
 		"a slice of Kubernetes, taken":     {do: merge(foreignSlice, `{"metadata":{"labels":{"endpointslice.kubernetes.io/managed-by":"isthmus.dev"}}}`), because: "this one has [endpointslice-controller.k8s.io isthmus.dev]"},
+		"a slice without its label":        {do: merge(stripped, `{"endpoints":[{"addresses":["10.9.9.9"]}]}`), because: "this one has [isthmus.dev none]"},
 		"a slice of Kubernetes, deleted":   {do: remove(foreignSlice), because: "writes only EndpointSlices with the label"},
 		"all slices, deleted":              {do: removeAll(&discoveryv1.EndpointSlice{}), because: "writes only EndpointSlices with the label"},
 		"a slice as Kubernetes makes them": {do: create(slice("x", labels(sliceManagedBy, "endpointslice-controller.k8s.io"))), because: "writes only EndpointSlices with the label"},
@@ -208,6 +210,7 @@ func TestStolenController(t *testing.T) {
 		"the federation's":      {controller, create(lease(system, "isthmus-federation"))},
 		"an import":             {controller, create(serviceImport("x", labels(managedBy, isthmus.ManagedBy)))},
 		"a slice":               {controller, merge(ours, `{"endpoints":[{"addresses":["10.1.0.2"]}]}`)},
+		"the label of a slice":  {controller, merge(stripped, `{"metadata":{"labels":{"endpointslice.kubernetes.io/managed-by":"isthmus.dev"}}}`)},
 		"a Service of machines": {controller, merge(machines, `{"spec":{"ports":[{"port":81}]}}`)},
 		"its deletion":          {controller, remove(machines)},
 		"the status of exports": {controller, mergeStatus(exported, `{"status":{"conditions":[]}}`)},
