@@ -90,7 +90,7 @@ func parse(document []byte) (client.Object, error) {
 }
 
 // MayUseReserved returns the rule that allows the use of reserved labels in namespaces. It counts only in a ClusterRole that is
-// bound by a ClusterRoleBinding, so nobody with rights in one namespace alone has it.
+// bound by a ClusterRoleBinding, so a user with rights in one namespace alone never has it.
 func MayUseReserved(namespaces ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{"isthmus.dev"}, Resources: []string{"reserved"}, ResourceNames: namespaces, Verbs: []string{"use"}}
 }

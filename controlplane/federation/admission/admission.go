@@ -113,7 +113,7 @@ const sameSpec = `object.spec == oldObject.spec || request.kind.group == "" && r
 
 // Own returns the policy and its binding. The member rejects that a supervisor creates, changes or deletes an object
 // without the label of the federation. The federation's Services have type ClusterIP, no selector and no externalIPs, and
-// nothing of it is in namespaces kube-*: with a stolen token nobody can take the traffic to an address by spec.externalIPs
+// nothing of it is in namespaces kube-*: a thief of the token cannot take the traffic to an address by spec.externalIPs
 // (CVE-2020-8554). On users' objects leaders may write their notes. On no object may they write the
 // annotations by which users request federation: the leaders of other members would act on them.
 func Own(namespace string) []client.Object {
@@ -165,7 +165,7 @@ func Own(namespace string) []client.Object {
 }
 
 // VIPs returns the policy and its binding. The member rejects ServiceImports of supervisors with an address outside of
-// spec.clusterSetIP.ranges of its own Federation: with a stolen token nobody can give an import the API server's address. Only
+// spec.clusterSetIP.ranges of its own Federation: a thief of the token cannot give an import the API server's address. Only
 // administrators of the member write that Federation. While it does not exist, there is nothing to compare with, and the policy
 // rejects nothing.
 //

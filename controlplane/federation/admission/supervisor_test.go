@@ -129,7 +129,7 @@ func withRanges(ranges ...string) *federationv1alpha1.Federation {
 	}
 }
 
-// With a supervisor's stolen token nobody takes traffic that is not the federation's: neither by a Service, nor by a ClusterSetIP.
+// A thief of a supervisor's token takes no traffic that is not the federation's: neither by a Service, nor by a ClusterSetIP.
 func TestStolenSupervisor(t *testing.T) {
 	w := newTestbed(t, slices.Concat(admission.Own("isthmus-system"), admission.VIPs("isthmus-system"))...)
 	federation := withRanges("243.0.0.0/24", "fd00:243::/120")
