@@ -295,6 +295,9 @@ func (f *Federation) work(ctx context.Context, id clusterset.ClusterID, federati
 	}
 	targets, err := f.targets(ctx, federation.Spec.Members)
 	if err != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.problem = err.Error()
 		return err
 	}
 	pinned := map[string]string{}
