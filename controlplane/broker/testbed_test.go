@@ -32,6 +32,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
+	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
@@ -190,8 +191,9 @@ func (w *testbed) newMember(id string, config, broker *rest.Config, n int32, edi
 	w.create(m, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.install, Name: m.id}, Spec: spec})
 	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: m.id}, Spec: spec})
 	m.grant()
+	m.fence()
 	m.config = rest.CopyConfig(config)
-	m.config.Impersonate.UserName = "isthmus-controller"
+	m.config.Impersonate.UserName = m.account()
 	m.gate, m.via = apitest.NewGate(w.t, broker)
 	m.via.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:" + w.brokerNS + ":" + v1alpha1.MemberAccount(m.id),
@@ -207,6 +209,32 @@ func (w *testbed) newMember(id string, config, broker *rest.Config, n int32, edi
 	return m
 }
 
+// account returns the user name of the controller's account.
+func (m *member) account() string {
+	return "system:serviceaccount:" + m.install + ":isthmus-controller"
+}
+
+// fence restricts the controller as every member cluster does. Members of other tests have policies of their own.
+func (m *member) fence() {
+	t := m.testbed.t
+	t.Helper()
+	policies, err := fences.Policies(m.install)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range policies {
+		if p.GetName() != fences.ControllerName {
+			continue // it would reserve labels to the controller of this test
+		}
+		p.SetName(p.GetName() + "." + m.install)
+		if binding, ok := p.(*admissionv1.ValidatingAdmissionPolicyBinding); ok {
+			binding.Spec.PolicyName = p.GetName()
+		}
+		m.testbed.create(m, p)
+		t.Cleanup(func() { m.testbed.noError(client.IgnoreNotFound(m.Delete(context.WithoutCancel(t.Context()), p))) })
+	}
+}
+
 // grant gives the controller its generated rules, and no others.
 func (m *member) grant() {
 	t := m.testbed.t
@@ -215,7 +243,7 @@ func (m *member) grant() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "isthmus-controller"}}
+	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: m.account()}}
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
 		var kind metav1.TypeMeta
 		if err := yaml.Unmarshal([]byte(doc), &kind); err != nil {
