@@ -157,6 +157,19 @@ func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, fro
 	return es
 }
 
+// DropServiceLabels removes the labels of its Service from an imported slice, and reports whether it had any.
+func DropServiceLabels(es *discoveryv1.EndpointSlice) (dropped bool) {
+	for k := range es.Labels {
+		switch k {
+		case v1beta1.LabelServiceName, v1beta1.LabelSourceCluster, discoveryv1.LabelManagedBy:
+		default:
+			delete(es.Labels, k)
+			dropped = true
+		}
+	}
+	return dropped
+}
+
 // exposed reports whether the endpoint port belongs to a port of imp that from exposes too.
 func exposed(p discoveryv1.EndpointPort, imp clusterset.Import, from clusterset.Export) bool {
 	protocol, err := parseProtocol(deref(p.Protocol))
