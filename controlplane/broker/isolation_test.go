@@ -3,6 +3,8 @@ package broker_test
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -139,5 +141,76 @@ func TestRefusedMetadataOfAnImport(t *testing.T) {
 	edit(w, w.a.Client, svc, func(s *corev1.Service) { s.Annotations = map[string]string{"unrelated": "x"} })
 	if writes := w.changesWithin(3*settle, w.b); len(writes) > 0 {
 		t.Errorf("writes although nothing changed: %v", writes)
+	}
+}
+
+// The oldest export asks for a label with a space, which no object can have. Its owner is told the field and the remedy, and
+// both clusters get the endpoints of both, without the label.
+func TestInvalidExportedLabels(t *testing.T) {
+	w := newTestbed(t).run()
+	w.a.service("hello")
+	export := &v1beta1.ServiceExport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "hello"},
+		Spec:       v1beta1.ServiceExportSpec{ExportedLabels: map[string]string{"note": "my shop", "team": "shop"}},
+	}
+	w.create(w.a, export)
+	message := w.a.condition("hello", "Ready", metav1.ConditionTrue, "MetadataRefused")
+	if !strings.Contains(message, `spec.exportedLabels[note]: the value "my shop" is not a label value; use`) {
+		t.Errorf("the message is %q", message)
+	}
+	w.eventually(func() error {
+		if reasons := w.a.eventsOn("hello"); !slices.Contains(reasons, "MetadataRefused") {
+			return fmt.Errorf("events: %v", reasons)
+		}
+		return nil
+	})
+	w.laterThan(w.a, "hello")
+	svc := w.b.service("hello")
+	w.b.export("hello")
+	w.b.slice(svc, corev1.IPv4Protocol, 2)
+	want := helloOfA
+	want.clusters = []string{"a", "b"}
+	want.endpoints = []string{"10.97.0.1:8080", "10.98.0.1:8080", "10.98.0.2:8080"}
+	for _, m := range w.both() {
+		if si := m.wants("hello", want); si.Labels["team"] != "shop" || si.Labels["note"] != "" {
+			t.Errorf("labels in %s: %v", m.id, si.Labels)
+		}
+	}
+	edit(w, w.a.Client, export, func(e *v1beta1.ServiceExport) { delete(e.Spec.ExportedLabels, "note") })
+	w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+}
+
+// A member writes poison to a broker without policies: labels that no object can have, and labels that hide an import from
+// agents or give a slice to the cluster's own Service. It is the oldest exporter. The endpoints of all, and their removal,
+// reach every cluster, and the importers count the poison.
+func TestPoisonOnABrokerWithoutPolicies(t *testing.T) {
+	w := newTestbed(t).run()
+	w.guest("c", time.Unix(0, 0))
+	poison := map[string]string{
+		"note": "my shop", "bad key!": "x", "isthmus.dev/service-name": "x", "app.kubernetes.io/managed-by": "somebody",
+		"kubernetes.io/service-name": "other", "multicluster.kubernetes.io/service-name": "other", "team": "shop",
+	}
+	w.says(w.exportOf("c", "hello", func(e *clusterset.Export) {
+		e.ExportedAt = time.Now().Add(-time.Minute)
+		e.Labels, e.ServiceLabels, e.Annotations = poison, poison, map[string]string{"a note": "x", v1alpha1.AnnotationUseClusterSetIP: "false", "team": "shop"}
+	}), "10.99.0.1")
+	svc := w.a.service("hello")
+	w.a.export("hello")
+	second := w.a.slice(svc, corev1.IPv4Protocol, 2)
+	want := helloOfA
+	want.clusters = []string{"a", "c"}
+	want.endpoints = []string{"10.97.0.1:8080", "10.97.0.2:8080", "10.99.0.1:8080"}
+	w.b.wants("hello", want)
+	w.noError(w.a.Delete(t.Context(), second))
+	want.endpoints = []string{"10.97.0.1:8080", "10.99.0.1:8080"}
+	si := w.b.wants("hello", want)
+	if len(si.Labels) != 2 || si.Labels["team"] != "shop" || len(si.Annotations) != 1 {
+		t.Errorf("labels %v, annotations %v", si.Labels, si.Annotations)
+	}
+	_, imported := w.b.imported("hello")
+	for _, es := range imported {
+		if es.Labels["team"] == "shop" && (len(es.Labels) != 4 || es.Labels[v1beta1.LabelSourceCluster] != "c") {
+			t.Errorf("labels of slice %s: %v", es.Name, es.Labels)
+		}
 	}
 }

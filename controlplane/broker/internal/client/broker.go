@@ -82,7 +82,8 @@ type record struct {
 	created   time.Time
 	withdrawn time.Time // zero unless it is a tombstone
 	export    clusterset.Export
-	err       error // the reason why export is not valid
+	omitted   []mcs.Omission // the parts that export lacks
+	err       error          // the reason why export is not valid
 	digest    mcs.Digest
 }
 
@@ -92,7 +93,8 @@ func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
 type aggregate struct {
 	clusterset.Aggregate
 
-	err error // the reason why Aggregate is not valid
+	omitted []mcs.Omission // the parts that Aggregate lacks
+	err     error          // the reason why Aggregate is not valid
 }
 
 // New prepares a Broker. It sends no request, so it succeeds while the broker is away.
@@ -162,7 +164,7 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 	if r.Spec.WithdrawnAt != nil {
 		c.withdrawn = r.Spec.WithdrawnAt.UTC()
 	}
-	if c.export, c.err = mcs.ParseRecord(r); c.err == nil {
+	if c.export, c.omitted, c.err = mcs.ParseRecord(r); c.err == nil {
 		c.export.Cluster, c.export.Service = c.owner, c.service // share the strings
 	}
 	return c
@@ -170,7 +172,7 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 
 func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
 	a := &aggregate{}
-	a.Aggregate, a.err = mcs.ParseAggregate(si)
+	a.Aggregate, a.omitted, a.err = mcs.ParseAggregate(si)
 	if a.err != nil {
 		a.Service, _ = mcs.ServiceOf(si)
 	}
@@ -233,8 +235,11 @@ func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
 			continue
 		}
 		if r.err != nil {
-			b.registry.warnOnce(string(r.uid)+r.err.Error(), r.err)
+			b.refuse(r.owner, kindRecord, string(r.uid)+r.err.Error(), r.err)
 			continue
+		}
+		for _, o := range r.omitted {
+			b.refuse(r.owner, o.Kind(), fmt.Sprint(r.uid, r.digest, o.Field), fmt.Errorf("export record of %s by %s: %w", name, r.owner, o))
 		}
 		exports = append(exports, b.vetExport(registry, r))
 	}
@@ -307,9 +312,12 @@ func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlic
 	var all []*discoveryv1.EndpointSlice
 	for _, p := range b.packed(name) {
 		es := p.Unpack()
+		for _, o := range p.Omitted {
+			b.refuse(p.Owner, o.Kind(), fmt.Sprint(p.Name, p.Digest, o.Field), fmt.Errorf("broker slice %s: %w", p.Name, o))
+		}
 		check := func(a netip.Addr) error { return registry.CheckEndpoint(p.Owner, a) }
 		if refused := mcs.Vet(es, check); len(refused) > 0 {
-			b.registry.warnOnce(fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are ignored: %w", len(refused), p.Name, refused[0]))
+			b.refuse(p.Owner, kindAddress, fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are ignored: %w", len(refused), p.Name, refused[0]))
 		}
 		all = append(all, es)
 	}

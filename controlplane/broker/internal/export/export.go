@@ -268,7 +268,7 @@ type outcome struct {
 // publish publishes the Service of in, or withdraws it if it cannot be exported.
 func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) outcome {
 	name := clusterset.ServiceName{Namespace: in.export.Namespace, Name: in.export.Name}
-	e, err := mcs.Export(in.service, in.export, r.Cluster)
+	e, omitted, err := mcs.Export(in.service, in.export, r.Cluster)
 	if !r.Shared(name.Namespace) {
 		err = &mcs.InvalidError{Reason: mcs.ReasonRestrictedNamespace, Message: fmt.Sprintf("namespace %s is restricted and is not exported; see --restricted-namespaces", name.Namespace)}
 	}
@@ -287,15 +287,15 @@ func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) ou
 			fmt.Sprintf("the broker has no member %s; run isthmusctl join", r.Cluster))}}
 	}
 	e.WantsIP = mcs.WantsIP(in.export, e.Type, r.Settings.UseIP)
-	o, err := r.publishExport(ctx, in, e, since)
+	o, err := r.publishExport(ctx, in, e, omitted, since)
 	if err != nil {
 		return failed(err)
 	}
 	return o
 }
 
-// publishExport publishes e, the export of the Service itself.
-func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.Export, since time.Time) (outcome, error) {
+// publishExport publishes e, the export of the Service itself, which lacks what omitted lists.
+func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.Export, omitted []mcs.Omission, since time.Time) (outcome, error) {
 	agreed, exists, err := r.Broker.Aggregate(e.Service)
 	if err != nil {
 		return outcome{}, err
@@ -323,7 +323,7 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		if merged.Type == clusterset.Headless {
 			hosts = endpoints
 		}
-		ready = mcs.ExportedWithout(merged.WithIPs(ips).IPs, refused, mcs.Unnamed(e, hosts))
+		ready = mcs.ExportedWithout(merged.WithIPs(ips).IPs, mcs.Shortcomings{Omitted: omitted, Unnamed: mcs.Unnamed(e, hosts), Refused: refused})
 		if noIP != nil {
 			ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the missing family, or unexport other services")
 			o.again = exhaustedRetry
