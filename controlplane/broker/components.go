@@ -46,7 +46,7 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 	if err := c.connectBroker(ctx, own); err != nil {
 		return err
 	}
-	if err := c.prepareImports(); err != nil {
+	if err := c.prepareImports(recorder); err != nil {
 		return err
 	}
 	exports := &export.Reconciler{
@@ -121,14 +121,14 @@ func (c *Controller) connectBroker(ctx context.Context, own *registration) error
 }
 
 // prepareImports creates the import reconciler with a client of its own, because the manager's cannot watch.
-func (c *Controller) prepareImports() error {
+func (c *Controller) prepareImports(recorder events.EventRecorder) error {
 	local, err := client.NewWithWatch(c.cfg.Local, client.Options{HTTPClient: c.manager.GetHTTPClient(), Scheme: c.manager.GetScheme(), Mapper: c.manager.GetRESTMapper()})
 	if err != nil {
 		return fmt.Errorf("prepare a client of %s: %w", c.cfg.Local.Host, err)
 	}
 	c.importer, err = imports.New(imports.Config{
 		Cluster: c.cluster, Client: local, Broker: c.broker, Members: c.members,
-		Policy: c.settings.export.Policy, Shared: c.shared, Log: c.cfg.Log,
+		Policy: c.settings.export.Policy, Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	})
 	return err
 }

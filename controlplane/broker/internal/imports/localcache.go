@@ -234,8 +234,11 @@ func newer(a, b string) bool {
 	return err1 == nil && err2 == nil && x > y
 }
 
-// importChanges updates the index of addresses.
+// importChanges updates the index of addresses. An import stays Isthmus' own when another client removes its label.
 func (c *localCache) importChanges(was, is *localImport, _ bool) {
+	if was != nil && is != nil && was.uid == is.uid {
+		is.ours = is.ours || was.ours
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if was != nil {
