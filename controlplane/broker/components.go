@@ -103,6 +103,9 @@ func (c *Controller) connectBroker(ctx context.Context, own *registration) error
 	var err error
 	c.broker, err = brokerclient.New(ctx, brokerclient.Config{
 		REST: c.cfg.Broker, Namespace: c.cfg.BrokerNamespace, Self: c.cluster, BrokerTime: c.settings.brokerTime,
+		Remembered: func(name clusterset.ServiceName) map[clusterset.ClusterID]time.Time {
+			return c.importer.Remembered(name)
+		},
 		LeaseRenewed: c.members.Renewed, LeaseDeleted: c.members.LeaseDeleted,
 		Left: func(id clusterset.ClusterID, left bool) {
 			if left {

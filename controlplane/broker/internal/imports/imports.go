@@ -52,8 +52,8 @@ const clashRetry = 5 * time.Second
 // work of an import, by a later pass.
 var statusLater = ctrl.Result{RequeueAfter: time.Millisecond, Priority: new(handler.LowPriority)}
 
-// keptAnnotation may differ on a slice that is up to date, because it is not part of the content.
-const keptAnnotation = v1alpha1.AnnotationChangedAt
+// keptAnnotations may differ on a slice that is up to date, because they are not part of the content.
+var keptAnnotations = []string{v1alpha1.AnnotationChangedAt, v1alpha1.AnnotationExportedAt}
 
 // brokerReader is the part of the broker client that this package uses.
 type brokerReader interface {
@@ -144,6 +144,22 @@ func (r *Reconciler) Imported(name clusterset.ServiceName) (clusterset.Import, b
 		return clusterset.Import{}, false
 	}
 	return clusterset.Import{Service: name, IPs: si.ips, UseIP: si.useIP, Clusters: si.clusters}, true
+}
+
+// Remembered returns the places of members in the order of precedence of a Service, as they are recorded on its imported
+// slices. A member's place is forgotten with its slices, when it withdraws the Service or leaves.
+func (r *Reconciler) Remembered(name clusterset.ServiceName) map[clusterset.ClusterID]time.Time {
+	places := map[clusterset.ClusterID]time.Time{}
+	for _, s := range r.local.of(name).slices {
+		if s.exported == 0 {
+			continue
+		}
+		at := time.Unix(s.exported, 0).UTC()
+		if have, ok := places[s.source]; !ok || at.Before(have) {
+			places[s.source] = at
+		}
+	}
+	return places
 }
 
 // Uses reports whether this cluster imports a slice of a member, and true while that is unknown.
@@ -354,7 +370,7 @@ func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, hav
 func (r *Reconciler) writeImport(ctx context.Context, want *v1beta1.ServiceImport, have *localImport) error {
 	want.Status = v1beta1.ServiceImportStatus{}
 	if have == nil {
-		return r.Client.Create(ctx, want, client.FieldOwner(v1alpha1.FieldOwner)) // the cache shows an existing one soon
+		return apply.Claim(ctx, r.Client, want) // the cache shows an existing one soon
 	}
 	want.UID = have.uid
 	return apply.Own(ctx, r.Client, want)
@@ -437,13 +453,13 @@ type writeFunc func(ctx context.Context, c client.Client, obj client.Object, kee
 func (r *Reconciler) writeSlice(ctx context.Context, name clusterset.ServiceName, es *discoveryv1.EndpointSlice, write writeFunc) error {
 	changed, timed := mcs.ChangedAt(es)
 	bare := es.DeepCopy()
-	err := write(ctx, r.Client, es, keptAnnotation)
+	err := write(ctx, r.Client, es, keptAnnotations...)
 	if isRefused(err) && mcs.DropServiceLabels(bare) {
 		r.refused.add(refusalKey{name, es.Name}, mcs.SliceDigest(es))
 		r.Log.Error("this cluster refuses the labels of an imported slice, which is written without them; correct the labels of the Service in its cluster",
 			"namespace", name.Namespace, "service", name.Name, "slice", es.Name, "cluster", string(sourceOf(es)), "err", err)
 		es = bare
-		err = write(ctx, r.Client, es, keptAnnotation)
+		err = write(ctx, r.Client, es, keptAnnotations...)
 	}
 	if err != nil {
 		return err

@@ -72,6 +72,8 @@ type localSlice struct {
 	version string
 	source  clusterset.ClusterID
 	digest  mcs.Digest
+
+	exported int64 // the place of the export, in seconds since 1970; 0 if unknown
 }
 
 // observed are the objects of one Service in this cluster, pending writes included.
@@ -326,10 +328,14 @@ func compactImport(si *v1beta1.ServiceImport) *localImport {
 }
 
 func compactSlice(es *discoveryv1.EndpointSlice) *localSlice {
-	return &localSlice{
+	s := &localSlice{
 		service: clusterset.ServiceName{Namespace: mcs.Share(es.Namespace), Name: mcs.Share(es.Labels[v1beta1.LabelServiceName])},
 		name:    strings.Clone(es.Name), version: strings.Clone(es.ResourceVersion),
 		source: clusterset.ClusterID(mcs.Share(es.Labels[v1beta1.LabelSourceCluster])),
 		digest: mcs.SliceDigest(es),
 	}
+	if at := mcs.ExportedAt(es); !at.IsZero() {
+		s.exported = at.Unix()
+	}
+	return s
 }
