@@ -155,7 +155,9 @@ func TestOldestExportTakesPrecedence(t *testing.T) {
 
 // number makes an export expose one port of a number.
 func number(port uint16) func(*clusterset.Export) {
-	return func(e *clusterset.Export) { e.Ports = []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: port}} }
+	return func(e *clusterset.Export) {
+		e.Ports = []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: port}}
+	}
 }
 
 // exposes waits until m's import of hello has the ports of one exporter, and lists clusters.
