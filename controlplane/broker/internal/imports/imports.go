@@ -60,7 +60,7 @@ type brokerReader interface {
 	Changes() source.Source
 	Services(namespace string) []clusterset.ServiceName
 	Exports(clusterset.ServiceName) []clusterset.Export
-	Slices(clusterset.ServiceName) []*discoveryv1.EndpointSlice
+	Slices(name clusterset.ServiceName, declined bool) []*discoveryv1.EndpointSlice
 	Aggregate(clusterset.ServiceName) (clusterset.Aggregate, bool, error)
 	Baseline(map[clusterset.ServiceName][]clusterset.ClusterID, map[brokerclient.ImportedSlice]clusterset.ClusterID)
 	Kept(clusterset.ServiceName, []clusterset.ClusterID) []clusterset.ClusterID
@@ -318,7 +318,7 @@ func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Expo
 		}
 	}
 	var want []*discoveryv1.EndpointSlice
-	for _, offered := range r.Broker.Slices(imp.Service) {
+	for _, offered := range r.Broker.Slices(imp.Service, imp.UseIP == clusterset.Disabled) {
 		e, ok := from[mcs.OwnerOf(offered)]
 		if !ok {
 			continue
