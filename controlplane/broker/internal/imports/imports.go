@@ -424,6 +424,7 @@ func (r *Reconciler) syncSlices(ctx context.Context, name clusterset.ServiceName
 		Withdrawn: func(s *localSlice) bool { return !sources[s.source] },
 		Create:    write(createSlice), Update: write(apply.Own),
 		Delete: func(ctx context.Context, s *localSlice) error {
+			r.refused.remove(refusalKey{name, s.name})
 			es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: s.name}}
 			return client.IgnoreNotFound(r.Client.Delete(ctx, es))
 		},
