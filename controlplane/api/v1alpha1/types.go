@@ -206,6 +206,7 @@ type ExportRecord struct {
 // ExportRecordSpec is the export of a Service in terms of the MCS API.
 type ExportRecordSpec struct {
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`
 	ClusterID string `json:"clusterID"`
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
@@ -218,6 +219,7 @@ type ExportRecordSpec struct {
 	ExportedAt metav1.Time `json:"exportedAt"`
 	// IPs is the ClusterSetIP that the member has seen for the Service.
 	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MaxLength=45
 	IPs []string `json:"ips,omitempty"`
 	// UseClusterSetIP is the choice of the ServiceExport's annotation, or else the member's default. Records of older versions
 	// have none.
@@ -225,11 +227,18 @@ type ExportRecordSpec struct {
 	// AgreedClusterSetIP is the agreed choice of the aggregate when the member last saw it.
 	AgreedClusterSetIP *bool `json:"agreedClusterSetIP,omitempty"`
 	// Import is the import of the Service with this member as the only exporter.
+	// +kubebuilder:validation:XValidation:rule="size(self.ports) <= 1000",message="a service may have at most 1000 ports"
 	Import mcsv1beta1.ServiceImportSpec `json:"import"`
-	// ExportedLabels and ExportedAnnotations are those of the ServiceExport.
-	ExportedLabels      map[string]string `json:"exportedLabels,omitempty"`
+	// ExportedLabels and ExportedAnnotations are those of the ServiceExport that an import may have.
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && size(self[k]) <= 63)",message="keys have at most 317 characters, values 63"
+	ExportedLabels map[string]string `json:"exportedLabels,omitempty"`
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && size(self[k]) <= 65536)",message="keys have at most 317 characters, values 65536"
 	ExportedAnnotations map[string]string `json:"exportedAnnotations,omitempty"`
 	// ServiceLabels are the labels of the Service, without those of Kubernetes. The imported EndpointSlices have them.
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && size(self[k]) <= 63)",message="keys have at most 317 characters, values 63"
 	ServiceLabels map[string]string `json:"serviceLabels,omitempty"`
 }
 

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -45,6 +46,9 @@ type Config struct {
 	Self      clusterset.ClusterID
 	// BrokerTime dates an export by the creation of its record on the broker instead of by its own claim.
 	BrokerTime bool
+	// Remembered returns the places in the order of precedence that this member believed before, as recorded on the imports of
+	// a Service.
+	Remembered func(clusterset.ServiceName) map[clusterset.ClusterID]time.Time
 	// LeaseRenewed receives the renewTime of each Lease that a member writes, LeaseDeleted a member whose Lease is gone.
 	LeaseRenewed func(clusterset.ClusterID, time.Time)
 	LeaseDeleted func(clusterset.ClusterID)
@@ -82,7 +86,8 @@ type record struct {
 	created   time.Time
 	withdrawn time.Time // zero unless it is a tombstone
 	export    clusterset.Export
-	err       error // the reason why export is not valid
+	omitted   []mcs.Omission // the parts that export lacks
+	err       error          // the reason why export is not valid
 	digest    mcs.Digest
 }
 
@@ -92,7 +97,8 @@ func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
 type aggregate struct {
 	clusterset.Aggregate
 
-	err error // the reason why Aggregate is not valid
+	omitted []mcs.Omission // the parts that Aggregate lacks
+	err     error          // the reason why Aggregate is not valid
 }
 
 // New prepares a Broker. It sends no request, so it succeeds while the broker is away.
@@ -162,7 +168,7 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 	if r.Spec.WithdrawnAt != nil {
 		c.withdrawn = r.Spec.WithdrawnAt.UTC()
 	}
-	if c.export, c.err = mcs.ParseRecord(r); c.err == nil {
+	if c.export, c.omitted, c.err = mcs.ParseRecord(r); c.err == nil {
 		c.export.Cluster, c.export.Service = c.owner, c.service // share the strings
 	}
 	return c
@@ -170,7 +176,7 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 
 func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
 	a := &aggregate{}
-	a.Aggregate, a.err = mcs.ParseAggregate(si)
+	a.Aggregate, a.omitted, a.err = mcs.ParseAggregate(si)
 	if a.err != nil {
 		a.Service, _ = mcs.ServiceOf(si)
 	}
@@ -224,19 +230,22 @@ func (b *Broker) NeedLeaderElection() bool { return false }
 
 // Exports returns the exports of a Service by all members, in no particular order. It logs an invalid record once and
 // treats it as absent, so that its member harms only itself. It ignores records of clusters outside of the member
-// registry. No export is older than its member's join time.
+// registry. clusterset.MemberRegistry.Place tells from when each one counts.
 func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
-	registry := b.Registry()
+	registry, place := b.Registry(), b.places(name)
 	var exports []clusterset.Export
 	for _, r := range b.recordsOf(name) {
 		if _, ok := registry.Member(r.owner); !ok || r.isWithdrawn() {
 			continue
 		}
 		if r.err != nil {
-			b.registry.warnOnce(string(r.uid)+r.err.Error(), r.err)
+			b.refuse(r.owner, kindRecord, string(r.uid)+r.err.Error(), r.err)
 			continue
 		}
-		exports = append(exports, b.vetExport(registry, r))
+		for _, o := range r.omitted {
+			b.refuse(r.owner, o.Kind(), fmt.Sprint(r.uid, r.digest, o.Field), fmt.Errorf("export record of %s by %s: %w", name, r.owner, o))
+		}
+		exports = append(exports, b.vetExport(registry, r, place))
 	}
 	return exports
 }
@@ -259,27 +268,42 @@ func (b *Broker) record(id clusterset.ClusterID, name clusterset.ServiceName) *r
 }
 
 // vetExport returns the export of a record without claims that its member may not make.
-func (b *Broker) vetExport(registry *clusterset.MemberRegistry, r *record) clusterset.Export {
+func (b *Broker) vetExport(registry *clusterset.MemberRegistry, r *record, place placeFunc) clusterset.Export {
 	e := r.export
-	if b.cfg.BrokerTime {
-		e.ExportedAt = r.created
-	}
-	e.ExportedAt = registry.ExportedAt(e.Cluster, e.ExportedAt)
+	e.ExportedAt = place(registry, e.Cluster, e.ExportedAt, r.created)
 	if e.Cluster != b.cfg.Self {
 		e.IPs = slices.DeleteFunc(slices.Clone(e.IPs), func(a netip.Addr) bool { return registry.CheckRemembered(e.Cluster, a) != nil })
 	}
 	return e
 }
 
+// placeFunc returns the time from which an export counts that claims a time, and whose record the broker first had at
+// another.
+type placeFunc func(registry *clusterset.MemberRegistry, id clusterset.ClusterID, claimed, written time.Time) time.Time
+
+// places returns the placeFunc of a Service. It looks into the memory of this member only for an export whose record is not
+// as old as its claim.
+func (b *Broker) places(name clusterset.ServiceName) placeFunc {
+	remembered := sync.OnceValue(func() map[clusterset.ClusterID]time.Time { return b.cfg.Remembered(name) })
+	return func(registry *clusterset.MemberRegistry, id clusterset.ClusterID, claimed, written time.Time) time.Time {
+		claim := clusterset.Claim{Exported: claimed, Written: written}
+		if b.cfg.BrokerTime {
+			claim.Exported = time.Time{}
+		}
+		if written.Sub(claim.Exported) > clusterset.PrecedenceWindow {
+			claim.Remembered = remembered()[id]
+		}
+		return registry.Place(id, claim)
+	}
+}
+
 // Vet returns e, which this member is about to publish, as the other members will read it.
 func (b *Broker) Vet(e clusterset.Export) clusterset.Export {
-	if b.cfg.BrokerTime {
-		e.ExportedAt = time.Now().UTC()
-		if r := b.record(e.Cluster, e.Service); r != nil && !r.isWithdrawn() {
-			e.ExportedAt = r.created
-		}
+	written := time.Now().UTC()
+	if r := b.record(e.Cluster, e.Service); r != nil && !r.isWithdrawn() {
+		written = r.created
 	}
-	e.ExportedAt = b.Registry().ExportedAt(e.Cluster, e.ExportedAt)
+	e.ExportedAt = b.places(e.Service)(b.Registry(), e.Cluster, e.ExportedAt, written)
 	return e
 }
 
@@ -300,16 +324,19 @@ func (b *Broker) services(match func(*record) bool) []clusterset.ServiceName {
 	return slices.Compact(names)
 }
 
-// Slices returns the EndpointSlices of all members for a Service, as made by mcs.BrokerSlice, without endpoints that their
-// member may not publish. The caller owns them.
-func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlice {
+// Slices returns the EndpointSlices of all members for a Service, as made by mcs.BrokerSlice, without endpoints that this
+// member must not use. declined tells that the Service declined a ClusterSetIP. The caller owns the slices.
+func (b *Broker) Slices(name clusterset.ServiceName, declined bool) []*discoveryv1.EndpointSlice {
 	registry := b.Registry()
 	var all []*discoveryv1.EndpointSlice
 	for _, p := range b.packed(name) {
 		es := p.Unpack()
-		check := func(a netip.Addr) error { return registry.CheckEndpoint(p.Owner, a) }
+		for _, o := range p.Omitted {
+			b.refuse(p.Owner, o.Kind(), fmt.Sprint(p.Name, p.Digest, o.Field), fmt.Errorf("broker slice %s: %w", p.Name, o))
+		}
+		check := func(a netip.Addr) error { return registry.CheckEndpointFor(b.cfg.Self, p.Owner, a, declined) }
 		if refused := mcs.Vet(es, check); len(refused) > 0 {
-			b.registry.warnOnce(fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are ignored: %w", len(refused), p.Name, refused[0]))
+			b.refuse(p.Owner, kindAddress, fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are ignored: %w", len(refused), p.Name, refused[0]))
 		}
 		all = append(all, es)
 	}

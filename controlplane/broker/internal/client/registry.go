@@ -35,18 +35,19 @@ type registry struct {
 // maxWarned bounds warned; when it is full, every warning is logged once more.
 const maxWarned = 10_000
 
-// warnOnce logs a warning about an object once for each of its versions.
-func (r *registry) warnOnce(version string, err error) {
+// warnOnce logs a warning about an object once for each of its versions, and reports whether it did.
+func (r *registry) warnOnce(version string, err error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.warned[version] {
-		return
+		return false
 	}
 	if len(r.warned) >= maxWarned || r.warned == nil {
 		r.warned = map[string]bool{}
 	}
 	r.warned[version] = true
-	r.log.Warn("an object on the broker is ignored", "err", err)
+	r.log.Warn("a part of an object on the broker is ignored", "err", err)
+	return true
 }
 
 // Registry returns the current members of the ClusterSet.
