@@ -12,6 +12,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 )
 
 const (
@@ -86,5 +88,13 @@ func TestReservedLabelsUnused(t *testing.T) {
 		if reportReserved(&s, r); r != nil || s.View.LabelsReserved != nil || len(s.MissingCapabilities) != 0 {
 			t.Errorf("%v, %+v", r, s)
 		}
+	}
+}
+
+// The agent looks for the policy that the chart and isthmusctl join install.
+func TestReservedPolicyName(t *testing.T) {
+	t.Parallel()
+	if reservedPolicy != fences.ReservedName {
+		t.Errorf("the agent looks for %s, and %s is installed", reservedPolicy, fences.ReservedName)
 	}
 }
