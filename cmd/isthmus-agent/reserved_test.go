@@ -12,7 +12,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
-
 	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 )
 
