@@ -231,16 +231,6 @@ func (s *survey) vips(ctx context.Context, c *Cluster) []client.Object {
 	return wanted
 }
 
-// clusterSetIP returns the settings of ClusterSetIPs in the Federations of the supervisors.
-func (s *survey) clusterSetIP() federationv1alpha1.ClusterSetIPSpec {
-	for _, found := range s.clusters {
-		if f := found.federation; found.Supervisor && f != nil && len(f.Spec.ClusterSetIP.Ranges) > 0 {
-			return f.Spec.ClusterSetIP
-		}
-	}
-	return federationv1alpha1.ClusterSetIPSpec{}
-}
-
 // systemNamespace returns the namespace of global federated Services, from the Federations of the supervisors.
 func (s *survey) systemNamespace() string {
 	for _, found := range s.clusters {
@@ -269,13 +259,26 @@ func (s *survey) writeFederation(ctx context.Context, found *surveyed, clusterSe
 	if have := found.federation; have == nil || have.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy {
 		f.Labels = admin.Ours()
 	}
-	if !found.Supervisor {
-		f.Spec.ClusterSetIP = s.clusterSetIP() // the policy VIPs compares with it
-	}
 	if found.Supervisor {
 		f.Spec.Members = slices.SortedFunc(maps.Values(s.members), func(a, b federationv1alpha1.MemberCluster) int {
 			return strings.Compare(a.ClusterID, b.ClusterID)
 		})
+	} else {
+		f.Spec.ClusterSetIP.Ranges = s.ranges(found)
 	}
 	return admin.Apply(ctx, found.Client, f)
+}
+
+// ranges returns the ranges of ClusterSetIPs in the Federation of a child: those that it has, or else those of a supervisor.
+// The child's nodes serve no other address, and its policy VIPs accepts none from leaders.
+func (s *survey) ranges(child *surveyed) []string {
+	if child.federation != nil && len(child.federation.Spec.ClusterSetIP.Ranges) > 0 {
+		return child.federation.Spec.ClusterSetIP.Ranges
+	}
+	for _, found := range s.clusters {
+		if found.federation != nil && found.Supervisor && len(found.federation.Spec.ClusterSetIP.Ranges) > 0 {
+			return found.federation.Spec.ClusterSetIP.Ranges
+		}
+	}
+	return nil
 }
