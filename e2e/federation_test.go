@@ -258,10 +258,6 @@ func federate(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The child learns the ranges, with which it compares what leaders write.
-	if err := run(append([]string{"create", "--clusterset", "clusterset"}, all...)...); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // noEpoch is before the first one.

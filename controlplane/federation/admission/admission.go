@@ -177,7 +177,7 @@ func VIPs(namespace string) []client.Object {
 	}, admissionv1.Validation{
 		Expression: `variables.ips.all(i, isIP(i) && variables.ranges.exists(r, cidr(r).containsIP(ip(i))))`,
 		MessageExpression: `"spec.ips is [" + variables.ips.join(" ") + "], and spec.clusterSetIP.ranges of this cluster's Federation is [" + ` +
-			`variables.ranges.join(" ") + "]; run isthmusctl federation create again if these are not the ranges of the supervisors"`,
+			`variables.ranges.join(" ") + "]; set the ranges of the supervisors there, or run isthmusctl federation create again if it has none"`,
 	})
 }
 
