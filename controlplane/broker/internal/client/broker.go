@@ -122,8 +122,11 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 		return nil, fmt.Errorf("prepare broker %s: %w", cfg.REST.Host, err)
 	}
 	b.exportsOf = newGuard(cfg, func(_ clusterset.ClusterID, names []clusterset.ServiceName) { b.changes.Send(names...) })
-	b.slicesOf = newGuard(cfg, func(_ clusterset.ClusterID, gone []ImportedSlice) {
+	b.slicesOf = newGuard(cfg, func(id clusterset.ClusterID, gone []ImportedSlice) {
 		for _, s := range gone {
+			if !b.slicesOf.Keeps(id, s) { // it may have vanished again
+				b.sliceEvents.settled(id, s)
+			}
 			b.changes.Send(s.Service)
 		}
 	})
