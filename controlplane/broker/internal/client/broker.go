@@ -68,6 +68,7 @@ type Broker struct {
 
 	registry    registry
 	sliceEvents sliceEvents
+	quotas      *quotas
 	changes     objectcache.Trigger
 	exportsOf   *withdrawal.Guard[clusterset.ServiceName] // records
 	slicesOf    *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
@@ -85,6 +86,11 @@ type record struct {
 	omitted   []mcs.Omission // the parts that export lacks
 	err       error          // the reason why export is not valid
 	digest    mcs.Digest
+
+	ports  int  // of the export
+	bytes  int  // of its labels and annotations
+	labels int  // the bytes of its Service's labels
+	stub   bool // export has only names, times and IPs
 }
 
 func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
@@ -104,7 +110,7 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register the broker's kinds: %w", err)
 	}
-	b := &Broker{cfg: cfg}
+	b := &Broker{cfg: cfg, quotas: newQuotas(cfg.Self)}
 	b.registry.log = cfg.Log
 	b.cluster, err = cluster.New(cfg.REST, func(o *cluster.Options) {
 		o.Scheme = scheme
@@ -141,14 +147,14 @@ func (b *Broker) createCaches(scheme *runtime.Scheme) error {
 	var errs [3]error
 	b.records, errs[0] = objectcache.New(scheme, objectcache.Config[*record, clusterset.ServiceName]{
 		Source:  objectcache.Source{Object: &v1alpha1.ExportRecord{}, Namespace: b.cfg.Namespace},
-		Compact: func(obj client.Object) *record { return compactRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
+		Compact: func(obj client.Object) *record { return b.arriveRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
 		Index:   func(r *record) (clusterset.ServiceName, bool) { return r.service, r.service.Name != "" },
 		Before:  b.recordChanges,
 		After:   func(was, is *record, _ bool) { b.changes.Send(objectcache.Either(was, is).service) },
 	})
 	b.slices, errs[1] = objectcache.New(scheme, objectcache.Config[*mcs.Packed, clusterset.ServiceName]{
 		Source:  objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Namespace: b.cfg.Namespace},
-		Compact: func(obj client.Object) *mcs.Packed { return mcs.Pack(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
+		Compact: func(obj client.Object) *mcs.Packed { return b.arriveSlice(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
 		Index:   func(p *mcs.Packed) (clusterset.ServiceName, bool) { return p.Service, p.Service.Name != "" },
 		Before:  b.sliceChanges,
 		After:   func(was, is *mcs.Packed, _ bool) { b.changes.Send(objectcache.Either(was, is).Service) },
@@ -169,8 +175,19 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 	}
 	if c.export, c.omitted, c.err = mcs.ParseRecord(r); c.err == nil {
 		c.export.Cluster, c.export.Service = c.owner, c.service // share the strings
+		c.ports, c.labels = len(c.export.Ports), bytesOf(c.export.ServiceLabels)
+		c.bytes = bytesOf(c.export.Labels) + bytesOf(c.export.Annotations)
 	}
 	return c
+}
+
+// bytesOf returns the size of labels or annotations.
+func bytesOf(m map[string]string) int {
+	n := 0
+	for k, v := range m {
+		n += len(k) + len(v)
+	}
+	return n
 }
 
 func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
@@ -212,6 +229,7 @@ func (b *Broker) Start(ctx context.Context) error {
 	group.Go(func() error { return b.exportsOf.Run(ctx) })
 	group.Go(func() error { return b.slicesOf.Run(ctx) })
 	group.Go(func() error { return b.cluster.Start(ctx) })
+	group.Go(func() error { return b.runQuotas(ctx) })
 	group.Go(func() error { return b.records.Run(ctx, b.client) })
 	group.Go(func() error { return b.slices.Run(ctx, b.client) })
 	group.Go(func() error { return b.aggregates.Run(ctx, b.client) })
@@ -229,7 +247,7 @@ func (b *Broker) NeedLeaderElection() bool { return false }
 
 // Exports returns the exports of a Service by all members, in no particular order. It logs an invalid record once and
 // treats it as absent, so that its member harms only itself. It ignores records of clusters outside of the member
-// registry. No export is older than its member's join time.
+// registry, and those that wait for a quota of their member. No export is older than its member's join time.
 func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
 	registry := b.Registry()
 	var exports []clusterset.Export
@@ -239,6 +257,9 @@ func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
 		}
 		if r.err != nil {
 			b.refuse(r.owner, kindRecord, string(r.uid)+r.err.Error(), r.err)
+			continue
+		}
+		if r.stub || !b.quotas.admits(r.owner, r.service) {
 			continue
 		}
 		for _, o := range r.omitted {
@@ -309,11 +330,14 @@ func (b *Broker) services(match func(*record) bool) []clusterset.ServiceName {
 }
 
 // Slices returns the EndpointSlices of all members for a Service, as made by mcs.BrokerSlice, without endpoints that their
-// member may not publish. The caller owns them.
+// member may not publish, and without slices that wait for a quota of their member. The caller owns them.
 func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlice {
 	registry := b.Registry()
 	var all []*discoveryv1.EndpointSlice
 	for _, p := range b.packed(name) {
+		if p.IsStub() || !b.quotas.admits(p.Owner, p.Name) {
+			continue
+		}
 		es := p.Unpack()
 		for _, o := range p.Omitted {
 			b.refuse(p.Owner, o.Kind(), fmt.Sprint(p.Name, p.Digest, o.Field), fmt.Errorf("broker slice %s: %w", p.Name, o))

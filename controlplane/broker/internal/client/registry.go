@@ -18,6 +18,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -98,6 +99,7 @@ func (b *Broker) member(obj *v1alpha1.Member, first bool) {
 		b.exportsOf.Forget(m.ID)
 		b.slicesOf.Forget(m.ID)
 		b.sliceEvents.left(m.ID)
+		b.quotas.left(m.ID)
 		refused.DeletePartialMatch(prometheus.Labels{"source_cluster": string(m.ID)})
 		propagation.Forget(m.ID)
 		b.cfg.Left(m.ID, true)
@@ -120,6 +122,7 @@ func (b *Broker) memberDeleted(obj *v1alpha1.Member) {
 }
 
 func (b *Broker) config(obj *v1alpha1.ClusterSetConfig, _ bool) {
+	b.quotas.setLimits(quota.Limits(obj.Spec.Quotas))
 	ranges, err := mcs.Prefixes("spec.clustersetIPCIDRRange", obj.Spec.ClusterSetIPCIDRRange)
 	if err != nil {
 		b.cfg.Log.Error("the ClusterSetConfig is invalid; correct it with isthmusctl deploy-broker", "err", err)

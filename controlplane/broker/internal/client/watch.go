@@ -29,7 +29,7 @@ type ImportedSlice struct {
 // Changes returns a source that enqueues a Service when its objects on the broker change, or when the withdrawal guards
 // decide about them. A controller with this source starts only when all caches are complete.
 func (b *Broker) Changes() source.Source {
-	return b.changes.Source(b.known, b.records.WaitForSync, b.slices.WaitForSync, b.aggregates.WaitForSync, b.waitForRegistry)
+	return b.changes.Source(b.known, b.records.WaitForSync, b.slices.WaitForSync, b.aggregates.WaitForSync, b.waitForRegistry, b.waitForQuotas)
 }
 
 // known returns every Service that has an object on the broker.
@@ -123,6 +123,7 @@ func (b *Broker) leaseDeleted(l *coordinationv1.Lease) {
 
 // recordChanges reports a change of a record to the guard, before the cache shows it to readers.
 func (b *Broker) recordChanges(was, is *record, listed bool) {
+	b.countRecord(was, is)
 	r := objectcache.Either(was, is)
 	switch {
 	case is == nil && !was.isWithdrawn():
@@ -140,6 +141,7 @@ func (b *Broker) recordChanges(was, is *record, listed bool) {
 
 // sliceChanges reports a change of a slice to the guard, before the cache shows it to readers.
 func (b *Broker) sliceChanges(was, is *mcs.Packed, listed bool) {
+	b.countSlice(was, is)
 	p := objectcache.Either(was, is)
 	s := importedOf(p)
 	switch {

@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
@@ -60,6 +61,7 @@ type broker interface {
 	Tombstone(name clusterset.ServiceName, quarantine time.Duration) time.Time
 	Vet(clusterset.Export) clusterset.Export
 	HasNoRecord(clusterset.ServiceName) bool
+	Waiting(clusterset.ServiceName) (record, slices *brokerclient.Overrun, count int)
 	Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error)
 	Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error)
 }
@@ -323,7 +325,7 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		if merged.Type == clusterset.Headless {
 			hosts = endpoints
 		}
-		ready = mcs.ExportedWithout(merged.WithIPs(ips).IPs, mcs.Shortcomings{Omitted: omitted, Unnamed: mcs.Unnamed(e, hosts), Refused: refused})
+		ready = r.ready(e, merged.WithIPs(ips).IPs, mcs.Shortcomings{Omitted: omitted, Unnamed: mcs.Unnamed(e, hosts), Refused: refused})
 		if noIP != nil {
 			ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the missing family, or unexport other services")
 			o.again = exhaustedRetry
@@ -343,6 +345,18 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 	}
 	o.conditions = append(o.conditions, mcs.Conflicts(conflicts))
 	return o, nil
+}
+
+// ready returns the condition Ready of a published export, which lacks what s lists and may wait for a quota.
+func (r *Reconciler) ready(e clusterset.Export, ips []netip.Addr, s mcs.Shortcomings) metav1.Condition {
+	record, slices, count := r.Broker.Waiting(e.Service)
+	if record != nil {
+		return mcs.NotReady(mcs.ReasonQuotaExceeded, "the export waits: "+record.Error())
+	}
+	if count > 0 {
+		s.Waiting, s.Quota = count, slices
+	}
+	return mcs.ExportedWithout(ips, s)
 }
 
 // exports returns the exports of all members, with e as that of this one. It also returns e with the remembered address and

@@ -32,7 +32,9 @@ const (
 )
 
 // Kinds lists all kinds, in the order in which people read them.
-func Kinds() []Kind { return []Kind{Services, Ports, PortsPerService, Slices, Endpoints, MetadataBytes} }
+func Kinds() []Kind {
+	return []Kind{Services, Ports, PortsPerService, Slices, Endpoints, MetadataBytes}
+}
 
 // Amounts are a number for each kind: a usage or the limits.
 type Amounts struct {
