@@ -266,7 +266,12 @@ func (p *Planner) weigh(policy *policy, serving []candidate) (weights []uint32, 
 		}
 		groups[g].size++
 	}
-	each := slotsPerBackend(groups)
+	var each []uint32
+	if policy.groups == nil {
+		each = slotsPerBackend(groups)
+	} else {
+		each = slotsByWeight(groups, policy.shares(groups, member))
+	}
 	weights = p.scratch.weights[:0]
 	for i := range serving {
 		w := each[member[serving[i].cluster]]

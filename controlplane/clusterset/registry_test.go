@@ -111,3 +111,33 @@ func TestNobodyExportedBeforeHeJoined(t *testing.T) {
 		t.Errorf("an export from %s counts from %s", later, got)
 	}
 }
+
+func TestPlace(t *testing.T) {
+	t.Parallel()
+	registry := registryOfThree()
+	a, _ := registry.Member("a")
+	at := func(minutes int) time.Time { return a.JoinedAt.Add(time.Duration(minutes) * time.Minute) }
+	for name, tt := range map[string]struct {
+		claim clusterset.Claim
+		want  time.Time
+	}{
+		"written at once":               {clusterset.Claim{Exported: at(60), Written: at(60)}, at(60)},
+		"written after a restart":       {clusterset.Claim{Exported: at(60), Written: at(62)}, at(60)},
+		"written late":                  {clusterset.Claim{Exported: at(60), Written: at(64)}, at(64)},
+		"back-dated":                    {clusterset.Claim{Exported: time.Unix(0, 0), Written: at(64)}, at(64)},
+		"of a clock that is ahead":      {clusterset.Claim{Exported: at(90), Written: at(60)}, at(90)},
+		"before it joined":              {clusterset.Claim{Exported: at(-2), Written: at(-1)}, at(0)},
+		"by the broker's time":          {clusterset.Claim{Written: at(60)}, at(60)},
+		"written again":                 {clusterset.Claim{Exported: at(60), Written: at(900), Remembered: at(60)}, at(60)},
+		"written again, once late":      {clusterset.Claim{Exported: at(60), Written: at(900), Remembered: at(64)}, at(64)},
+		"written again, back-dated":     {clusterset.Claim{Exported: at(10), Written: at(900), Remembered: at(60)}, at(60)},
+		"created again":                 {clusterset.Claim{Exported: at(800), Written: at(900), Remembered: at(60)}, at(800)},
+		"created and written again":     {clusterset.Claim{Exported: at(899), Written: at(900), Remembered: at(60)}, at(899)},
+		"again, by the broker's time":   {clusterset.Claim{Written: at(900), Remembered: at(60)}, at(60)},
+		"a memory that is worth little": {clusterset.Claim{Exported: at(10), Written: at(60), Remembered: at(70)}, at(60)},
+	} {
+		if got := registry.Place("a", tt.claim); !got.Equal(tt.want) {
+			t.Errorf("%s: counts from %s, want %s", name, got, tt.want)
+		}
+	}
+}

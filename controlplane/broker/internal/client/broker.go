@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -45,6 +46,9 @@ type Config struct {
 	Self      clusterset.ClusterID
 	// BrokerTime dates an export by the creation of its record on the broker instead of by its own claim.
 	BrokerTime bool
+	// Remembered returns the places in the order of precedence that this member believed before, as recorded on the imports of
+	// a Service.
+	Remembered func(clusterset.ServiceName) map[clusterset.ClusterID]time.Time
 	// LeaseRenewed receives the renewTime of each Lease that a member writes, LeaseDeleted a member whose Lease is gone.
 	LeaseRenewed func(clusterset.ClusterID, time.Time)
 	LeaseDeleted func(clusterset.ClusterID)
@@ -247,9 +251,9 @@ func (b *Broker) NeedLeaderElection() bool { return false }
 
 // Exports returns the exports of a Service by all members, in no particular order. It logs an invalid record once and
 // treats it as absent, so that its member harms only itself. It ignores records of clusters outside of the member
-// registry, and those that wait for a quota of their member. No export is older than its member's join time.
+// registry, and those that wait for a quota of their member. clusterset.MemberRegistry.Place tells from when each one counts.
 func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
-	registry := b.Registry()
+	registry, place := b.Registry(), b.places(name)
 	var exports []clusterset.Export
 	for _, r := range b.recordsOf(name) {
 		if _, ok := registry.Member(r.owner); !ok || r.isWithdrawn() {
@@ -265,7 +269,7 @@ func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
 		for _, o := range r.omitted {
 			b.refuse(r.owner, o.Kind(), fmt.Sprint(r.uid, r.digest, o.Field), fmt.Errorf("export record of %s by %s: %w", name, r.owner, o))
 		}
-		exports = append(exports, b.vetExport(registry, r))
+		exports = append(exports, b.vetExport(registry, r, place))
 	}
 	return exports
 }
@@ -288,27 +292,42 @@ func (b *Broker) record(id clusterset.ClusterID, name clusterset.ServiceName) *r
 }
 
 // vetExport returns the export of a record without claims that its member may not make.
-func (b *Broker) vetExport(registry *clusterset.MemberRegistry, r *record) clusterset.Export {
+func (b *Broker) vetExport(registry *clusterset.MemberRegistry, r *record, place placeFunc) clusterset.Export {
 	e := r.export
-	if b.cfg.BrokerTime {
-		e.ExportedAt = r.created
-	}
-	e.ExportedAt = registry.ExportedAt(e.Cluster, e.ExportedAt)
+	e.ExportedAt = place(registry, e.Cluster, e.ExportedAt, r.created)
 	if e.Cluster != b.cfg.Self {
 		e.IPs = slices.DeleteFunc(slices.Clone(e.IPs), func(a netip.Addr) bool { return registry.CheckRemembered(e.Cluster, a) != nil })
 	}
 	return e
 }
 
+// placeFunc returns the time from which an export counts that claims a time, and whose record the broker first had at
+// another.
+type placeFunc func(registry *clusterset.MemberRegistry, id clusterset.ClusterID, claimed, written time.Time) time.Time
+
+// places returns the placeFunc of a Service. It looks into the memory of this member only for an export whose record is not
+// as old as its claim.
+func (b *Broker) places(name clusterset.ServiceName) placeFunc {
+	remembered := sync.OnceValue(func() map[clusterset.ClusterID]time.Time { return b.cfg.Remembered(name) })
+	return func(registry *clusterset.MemberRegistry, id clusterset.ClusterID, claimed, written time.Time) time.Time {
+		claim := clusterset.Claim{Exported: claimed, Written: written}
+		if b.cfg.BrokerTime {
+			claim.Exported = time.Time{}
+		}
+		if written.Sub(claim.Exported) > clusterset.PrecedenceWindow {
+			claim.Remembered = remembered()[id]
+		}
+		return registry.Place(id, claim)
+	}
+}
+
 // Vet returns e, which this member is about to publish, as the other members will read it.
 func (b *Broker) Vet(e clusterset.Export) clusterset.Export {
-	if b.cfg.BrokerTime {
-		e.ExportedAt = time.Now().UTC()
-		if r := b.record(e.Cluster, e.Service); r != nil && !r.isWithdrawn() {
-			e.ExportedAt = r.created
-		}
+	written := time.Now().UTC()
+	if r := b.record(e.Cluster, e.Service); r != nil && !r.isWithdrawn() {
+		written = r.created
 	}
-	e.ExportedAt = b.Registry().ExportedAt(e.Cluster, e.ExportedAt)
+	e.ExportedAt = b.places(e.Service)(b.Registry(), e.Cluster, e.ExportedAt, written)
 	return e
 }
 

@@ -2,7 +2,8 @@
 // every Service that a member exports and whose namespace exists here.
 //
 // It starts only when its cache of the broker is complete: while the broker is away, imports stay. All its objects carry
-// Isthmus' labels, and it reverts edits by other clients.
+// Isthmus' labels, and it reverts edits of those by other clients. It leaves a ServiceImport or an EndpointSlice of another
+// controller alone, and reports it: two implementations that wrote the same object would do so for ever.
 package imports
 
 import (
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -50,8 +52,8 @@ const clashRetry = 5 * time.Second
 // work of an import, by a later pass.
 var statusLater = ctrl.Result{RequeueAfter: time.Millisecond, Priority: new(handler.LowPriority)}
 
-// keptAnnotation may differ on a slice that is up to date, because it is not part of the content.
-const keptAnnotation = v1alpha1.AnnotationChangedAt
+// keptAnnotations may differ on a slice that is up to date, because they are not part of the content.
+var keptAnnotations = []string{v1alpha1.AnnotationChangedAt, v1alpha1.AnnotationExportedAt}
 
 // brokerReader is the part of the broker client that this package uses.
 type brokerReader interface {
@@ -81,6 +83,7 @@ type Config struct {
 	Members liveness
 	Policy  clusterset.Policy
 	Shared  func(namespace string) bool
+	Events  events.EventRecorder
 	Log     *slog.Logger
 }
 
@@ -91,6 +94,7 @@ type Reconciler struct {
 	namespaces client.Reader // from a cache
 	local      localCache
 	refused    refusals
+	foreign    foreignImports
 	baseline   struct {
 		sync.Mutex
 
@@ -140,6 +144,22 @@ func (r *Reconciler) Imported(name clusterset.ServiceName) (clusterset.Import, b
 		return clusterset.Import{}, false
 	}
 	return clusterset.Import{Service: name, IPs: si.ips, UseIP: si.useIP, Clusters: si.clusters}, true
+}
+
+// Remembered returns the places of members in the order of precedence of a Service, as they are recorded on its imported
+// slices. A member's place is forgotten with its slices, when it withdraws the Service or leaves.
+func (r *Reconciler) Remembered(name clusterset.ServiceName) map[clusterset.ClusterID]time.Time {
+	places := map[clusterset.ClusterID]time.Time{}
+	for _, s := range r.local.of(name).slices {
+		if s.exported == 0 {
+			continue
+		}
+		at := time.Unix(s.exported, 0).UTC()
+		if have, ok := places[s.source]; !ok || at.Before(have) {
+			places[s.source] = at
+		}
+	}
+	return places
 }
 
 // Uses reports whether this cluster imports a slice of a member, and true while that is unknown.
@@ -210,6 +230,11 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 	if len(exports) == 0 && len(kept) == 0 {
 		return none, r.remove(ctx, name, have)
 	}
+	if have.imp != nil && !have.imp.ours {
+		r.foreign.found(name, have.imp.uid, r.reportForeign)
+		return none, r.removeSlices(ctx, name, have)
+	}
+	r.foreign.gone(name)
 	imp, current, clash, err := r.imported(ctx, name, exports, kept, have)
 	if current == nil {
 		return none, err
@@ -322,13 +347,13 @@ func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, hav
 	if have != nil && have.digest == mcs.ImportDigest(want) {
 		return have, nil
 	}
-	err := r.writeImport(ctx, want)
+	err := r.writeImport(ctx, want, have)
 	if isRefused(err) && len(imp.Labels)+len(imp.Annotations) > 0 {
 		r.refused.add(key, mcs.ImportDigest(mcs.ServiceImport(imp)))
 		r.Log.Error("this cluster refuses the labels and annotations of an import, which is written without them; correct exportedLabels and exportedAnnotations of its oldest export",
 			"namespace", imp.Service.Namespace, "service", imp.Service.Name, "err", err)
 		want = mcs.ServiceImport(withoutMetadata(imp))
-		err = r.writeImport(ctx, want)
+		err = r.writeImport(ctx, want, have)
 	}
 	if err != nil {
 		return have, fmt.Errorf("write service import %s: %w", imp.Service, err)
@@ -340,9 +365,14 @@ func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, hav
 	return current, nil
 }
 
-// writeImport writes a ServiceImport without its status.
-func (r *Reconciler) writeImport(ctx context.Context, want *v1beta1.ServiceImport) error {
+// writeImport writes a ServiceImport without its status over have, which is nil if there is none. It writes over no other
+// object than have: another controller may have created one of the same name that the cache lacks.
+func (r *Reconciler) writeImport(ctx context.Context, want *v1beta1.ServiceImport, have *localImport) error {
 	want.Status = v1beta1.ServiceImportStatus{}
+	if have == nil {
+		return apply.Claim(ctx, r.Client, want) // the cache shows an existing one soon
+	}
+	want.UID = have.uid
 	return apply.Own(ctx, r.Client, want)
 }
 
@@ -392,7 +422,7 @@ func (r *Reconciler) syncSlices(ctx context.Context, name clusterset.ServiceName
 		UpToDate:  func(s *localSlice, es *discoveryv1.EndpointSlice) bool { return r.upToDate(name, s, es) },
 		Keep:      keep,
 		Withdrawn: func(s *localSlice) bool { return !sources[s.source] },
-		Create:    write(apply.Create), Update: write(apply.Own),
+		Create:    write(createSlice), Update: write(apply.Own),
 		Delete: func(ctx context.Context, s *localSlice) error {
 			es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: s.name}}
 			return client.IgnoreNotFound(r.Client.Delete(ctx, es))
@@ -415,7 +445,7 @@ func (r *Reconciler) upToDate(name clusterset.ServiceName, s *localSlice, es *di
 	return s.digest == digest
 }
 
-// writeFunc is apply.Create or apply.Own.
+// writeFunc is createSlice or apply.Own.
 type writeFunc func(ctx context.Context, c client.Client, obj client.Object, keep ...string) error
 
 // writeSlice writes an imported slice of a Service, and measures how long its content was on its way. If the API server
@@ -423,13 +453,13 @@ type writeFunc func(ctx context.Context, c client.Client, obj client.Object, kee
 func (r *Reconciler) writeSlice(ctx context.Context, name clusterset.ServiceName, es *discoveryv1.EndpointSlice, write writeFunc) error {
 	changed, timed := mcs.ChangedAt(es)
 	bare := es.DeepCopy()
-	err := write(ctx, r.Client, es, keptAnnotation)
+	err := write(ctx, r.Client, es, keptAnnotations...)
 	if isRefused(err) && mcs.DropServiceLabels(bare) {
 		r.refused.add(refusalKey{name, es.Name}, mcs.SliceDigest(es))
 		r.Log.Error("this cluster refuses the labels of an imported slice, which is written without them; correct the labels of the Service in its cluster",
 			"namespace", name.Namespace, "service", name.Name, "slice", es.Name, "cluster", string(sourceOf(es)), "err", err)
 		es = bare
-		err = write(ctx, r.Client, es, keptAnnotation)
+		err = write(ctx, r.Client, es, keptAnnotations...)
 	}
 	if err != nil {
 		return err
@@ -460,6 +490,7 @@ func (r *Reconciler) measure(source clusterset.ClusterID, changed, seen, written
 // to another controller.
 func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, have observed) error {
 	r.refused.forget(name)
+	r.foreign.gone(name)
 	if have.imp != nil && have.imp.ours {
 		si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 		if err := r.Client.Delete(ctx, si, client.Preconditions{UID: &have.imp.uid}); client.IgnoreNotFound(err) != nil {
@@ -467,6 +498,11 @@ func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, ha
 		}
 		r.Log.Info("import removed", "namespace", name.Namespace, "service", name.Name)
 	}
+	return r.removeSlices(ctx, name, have)
+}
+
+// removeSlices deletes the imported slices of a Service.
+func (r *Reconciler) removeSlices(ctx context.Context, name clusterset.ServiceName, have observed) error {
 	_, err := r.syncSlices(ctx, name, have.slices, nil, nil)
 	return err
 }
