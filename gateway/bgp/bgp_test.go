@@ -140,6 +140,7 @@ func (l *lab) awaitRoutes(t *testing.T, vip netip.Addr, gateways ...int) {
 func TestAnnouncer(t *testing.T) {
 	t.Parallel()
 	announcertest.Contract(t, func(t *testing.T) announcertest.Group {
+		t.Helper()
 		l := newLab(t, frr.Config{}, frr.Peer{})
 		return announcertest.Group{
 			Lab: l.Lab, VIPs: both, Shared: true,

@@ -126,6 +126,7 @@ func (l *lab) mustLack(t *testing.T, gateway int, vips ...netip.Addr) {
 func TestAnnouncer(t *testing.T) {
 	t.Parallel()
 	announcertest.Contract(t, func(t *testing.T) announcertest.Group {
+		t.Helper()
 		l := newLab(t)
 		return announcertest.Group{
 			Lab: l.Lab, VIPs: [2]netip.Addr{vip, vip6}, Arguments: l.dirs, AtOnce: true,

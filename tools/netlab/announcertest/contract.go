@@ -105,6 +105,7 @@ func (g Group) reports(t *testing.T, gateway int, vips ...netip.Addr) {
 }
 
 func testNoBackends(t *testing.T, g Group) {
+	t.Helper()
 	s := g.State(0)
 	s.VIPs[1].Frontends[0].Backends[0].Draining = true
 	g.withdraw(t, s, g.VIPs[0])
@@ -118,6 +119,7 @@ func testNoBackends(t *testing.T, g Group) {
 
 // A client may update its neighbour entry late: it loses nothing either.
 func testHandOver(t *testing.T, g Group) {
+	t.Helper()
 	probes := []*edge.Probe{g.Probe(t, g.VIPs[0]), g.Probe(t, g.VIPs[1])}
 	answers := func(gateway int) {
 		t.Helper()
