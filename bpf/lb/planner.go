@@ -219,7 +219,7 @@ func (p *Planner) findChanged(in *Input) {
 		}
 		s.round, s.position = p.round, i
 		p.present++
-		s.stale = all || s.contested || s.source == nil || !same(s.source, svc)
+		s.stale = all || s.contested || s.source == nil || !same(s.source, svc) || in.VIPs != p.last.VIPs && in.VIPs.differs(p.last.VIPs, svc)
 		if !s.stale {
 			s.source = svc // the same Service in younger memory, so that the older can be freed
 		}

@@ -77,11 +77,18 @@ func TestLifecycle(t *testing.T) {
 		t.Errorf("what was refused has changed a, which knows %s", have)
 	}
 	edited := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
-	if err := a.Client.Patch(t.Context(), edited, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"systemNamespace":"global-services"}}`))); err != nil {
+	if err := a.Client.Patch(t.Context(), edited, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"systemNamespace":"global-services","clusterSetIP":{"ranges":["242.0.0.0/16"]}}}`))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err = Form(t.Context(), Formation{Namespace: namespace, Clusters: []Cluster{supervisor(a), supervisor(b), c}}); err != nil {
 		t.Fatal(err)
+	}
+	child := &federationv1alpha1.Federation{}
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: federationv1alpha1.FederationName}, child); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"242.0.0.0/16"}, child.Spec.ClusterSetIP.Ranges); diff != "" {
+		t.Errorf("the ranges that the child's nodes serve (-want +have):\n%s", diff)
 	}
 	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: "global-services"}, &corev1.Namespace{}); err != nil {
 		t.Errorf("the namespace of global Services: %v", err)

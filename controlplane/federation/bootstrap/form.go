@@ -248,6 +248,22 @@ func (s *survey) writeFederation(ctx context.Context, found *surveyed, clusterSe
 		f.Spec.Members = slices.SortedFunc(maps.Values(s.members), func(a, b federationv1alpha1.MemberCluster) int {
 			return strings.Compare(a.ClusterID, b.ClusterID)
 		})
+	} else {
+		f.Spec.ClusterSetIP.Ranges = s.ranges(found)
 	}
 	return admin.Apply(ctx, found.Client, f)
+}
+
+// ranges returns the ranges of ClusterSetIPs in the Federation of a child: those that it has, or else those of a supervisor.
+// The child's nodes serve no other address.
+func (s *survey) ranges(child *surveyed) []string {
+	if child.federation != nil && len(child.federation.Spec.ClusterSetIP.Ranges) > 0 {
+		return child.federation.Spec.ClusterSetIP.Ranges
+	}
+	for _, found := range s.clusters {
+		if found.federation != nil && found.Supervisor && len(found.federation.Spec.ClusterSetIP.Ranges) > 0 {
+			return found.federation.Spec.ClusterSetIP.Ranges
+		}
+	}
+	return nil
 }
