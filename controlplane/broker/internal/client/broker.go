@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -179,19 +180,10 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 	}
 	if c.export, c.omitted, c.err = mcs.ParseRecord(r); c.err == nil {
 		c.export.Cluster, c.export.Service = c.owner, c.service // share the strings
-		c.ports, c.labels = len(c.export.Ports), bytesOf(c.export.ServiceLabels)
-		c.bytes = bytesOf(c.export.Labels) + bytesOf(c.export.Annotations)
+		size := quota.RecordOf(c.export, c.created)
+		c.ports, c.bytes, c.labels = size.Ports, size.Bytes, size.Labels
 	}
 	return c
-}
-
-// bytesOf returns the size of labels or annotations.
-func bytesOf(m map[string]string) int {
-	n := 0
-	for k, v := range m {
-		n += len(k) + len(v)
-	}
-	return n
 }
 
 func compactAggregate(si *v1beta1.ServiceImport) *aggregate {

@@ -301,18 +301,11 @@ func (r *record) amounts() (quota.Amounts, int) {
 	return size.Amounts(), size.Labels
 }
 
-func sizeOfSlice(p *mcs.Packed) quota.Slice {
-	if p == nil {
-		return quota.Slice{}
-	}
-	return quota.Slice{Name: p.Name, Service: p.Service, Created: p.Created, Endpoints: p.Len(), Bytes: p.Bytes()}
-}
-
 func amountsOfSlice(p *mcs.Packed) quota.Amounts {
 	if p == nil {
 		return quota.Amounts{}
 	}
-	return sizeOfSlice(p).Amounts()
+	return quota.SliceOf(p).Amounts()
 }
 
 // countRecord counts a change of a record for the quota of its member.
@@ -424,7 +417,7 @@ func (b *Broker) judge(ctx context.Context) bool {
 	}
 	for _, p := range b.slices.All() {
 		if s := subjects[p.Owner]; s != nil {
-			s.slices, s.sliceSizes = append(s.slices, p), append(s.sliceSizes, sizeOfSlice(p))
+			s.slices, s.sliceSizes = append(s.slices, p), append(s.sliceSizes, quota.SliceOf(p))
 			s.hasStubs = s.hasStubs || p.IsStub()
 		}
 	}

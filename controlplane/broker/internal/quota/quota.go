@@ -16,6 +16,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 // Kind names one limit, as in the ClusterSetConfig.
@@ -124,6 +125,23 @@ type Record struct {
 	Labels  int // bytes of the labels that each of its imported slices has
 }
 
+// RecordOf describes the record of an export that the broker created at a time.
+func RecordOf(e clusterset.Export, created time.Time) Record {
+	return Record{
+		Service: e.Service, Created: created, Ports: len(e.Ports),
+		Bytes: bytesOf(e.Labels) + bytesOf(e.Annotations), Labels: bytesOf(e.ServiceLabels),
+	}
+}
+
+// bytesOf returns the size of labels or annotations.
+func bytesOf(m map[string]string) int {
+	n := 0
+	for k, v := range m {
+		n += len(k) + len(v)
+	}
+	return n
+}
+
 // Amounts returns what a record uses.
 func (r Record) Amounts() Amounts {
 	return Amounts{Services: 1, Ports: r.Ports, PortsPerService: r.Ports, MetadataBytes: r.Bytes}
@@ -136,6 +154,11 @@ type Slice struct {
 	Created   time.Time // by the broker
 	Endpoints int
 	Bytes     int // of its ports and hints
+}
+
+// SliceOf describes a slice.
+func SliceOf(p *mcs.Packed) Slice {
+	return Slice{Name: p.Name, Service: p.Service, Created: p.Created, Endpoints: p.Len(), Bytes: p.Bytes()}
 }
 
 // Amounts returns what a slice uses by itself.
