@@ -303,7 +303,7 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		return outcome{}, err
 	}
 	// A Service that was unexported everywhere and is exported again gets a new agreement, so the old aggregate goes first.
-	if exists && len(r.Broker.Exports(e.Service)) == 0 && time.Now().Before(r.Broker.Tombstone(e.Service, withdrawalGrace)) {
+	if exists && r.isUnexported(e.Service) && time.Now().Before(r.Broker.Tombstone(e.Service, withdrawalGrace)) {
 		_, err := r.Broker.Withdraw(ctx, e.Service, r.Settings.Tombstone)
 		pending := mcs.NotReady(v1beta1.ServiceExportReasonPending, "the earlier exports of the service are being withdrawn")
 		return outcome{conditions: []metav1.Condition{mcs.Valid(), pending}, again: conflictRetry}, err
@@ -345,6 +345,12 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 	}
 	o.conditions = append(o.conditions, mcs.Conflicts(conflicts))
 	return o, nil
+}
+
+// isUnexported reports whether no member exports a Service. An export of this member that waits for a quota is one.
+func (r *Reconciler) isUnexported(name clusterset.ServiceName) bool {
+	waiting, _, _ := r.Broker.Waiting(name)
+	return waiting == nil && len(r.Broker.Exports(name)) == 0
 }
 
 // ready returns the condition Ready of a published export, which lacks what s lists and may wait for a quota.
