@@ -56,7 +56,7 @@ func Quotas(ctx context.Context, broker client.Client, namespace string) (map[st
 	for _, m := range config.Spec.Members {
 		v := quota.Judge(limits, records[m.ClusterID], slices[m.ClusterID])
 		for _, k := range quota.Kinds() {
-			uses[m.ClusterID] = append(uses[m.ClusterID], QuotaUse{string(k), v.Used.Of(k), limits.Of(k), v.Waiting[k]})
+			uses[m.ClusterID] = append(uses[m.ClusterID], QuotaUse{string(k), v.Used.Get(k), limits.Get(k), v.Waiting[k]})
 		}
 	}
 	return uses, nil

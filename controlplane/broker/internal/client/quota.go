@@ -268,8 +268,8 @@ func (q *quotas) report(members []clusterset.ClusterID) {
 			used, waiting = u.verdict.Used, u.verdict.Waiting
 		}
 		for _, k := range quota.Kinds() {
-			quotaUsed.WithLabelValues(string(id), string(k)).Set(float64(used.Of(k)))
-			quotaLimit.WithLabelValues(string(id), string(k)).Set(float64(q.limits.Of(k)))
+			quotaUsed.WithLabelValues(string(id), string(k)).Set(float64(used.Get(k)))
+			quotaLimit.WithLabelValues(string(id), string(k)).Set(float64(q.limits.Get(k)))
 			quotaWaiting.WithLabelValues(string(id), string(k)).Set(float64(waiting[k]))
 		}
 	}
@@ -513,25 +513,9 @@ func (b *Broker) waitForQuotas(ctx context.Context) error {
 	}
 }
 
-// Overrun is a quota of this member that is used up.
-type Overrun struct {
-	Kind        quota.Kind
-	Used, Limit int
-}
-
-// Error names the quota and the remedy.
-func (o *Overrun) Error() string {
-	if o.Kind == quota.PortsPerService {
-		return fmt.Sprintf("it has %d ports of at most %d that the ClusterSet allows a service; divide it into several services, or raise spec.quotas.%s of the ClusterSetConfig on the broker",
-			o.Used, o.Limit, o.Kind)
-	}
-	return fmt.Sprintf("this cluster uses %d of its quota of %d %s, and this is one of its youngest; unexport other services, or raise spec.quotas.%s of the ClusterSetConfig on the broker",
-		o.Used, o.Limit, o.Kind, o.Kind)
-}
-
 // Waiting returns the quotas for which this member's export of a Service waits, and for which count of its slices wait;
 // nil for none.
-func (b *Broker) Waiting(name clusterset.ServiceName) (record, slices *Overrun, count int) {
+func (b *Broker) Waiting(name clusterset.ServiceName) (record, slices *quota.Overrun, count int) {
 	r := b.record(b.cfg.Self, name)
 	packed := b.ownSlices(name)
 	b.quotas.mu.RLock()
@@ -540,13 +524,13 @@ func (b *Broker) Waiting(name clusterset.ServiceName) (record, slices *Overrun, 
 	if u == nil || u.verdict == nil {
 		return nil, nil, 0
 	}
-	overrun := func(k quota.Kind) *Overrun {
-		return &Overrun{Kind: k, Used: u.verdict.Used.Of(k), Limit: b.quotas.limits.Of(k)}
+	overrun := func(k quota.Kind) *quota.Overrun {
+		return &quota.Overrun{Kind: k, Used: u.verdict.Used.Get(k), Limit: b.quotas.limits.Get(k)}
 	}
 	switch size := r.size(); {
 	case size.Service.Name == "":
 	case size.Ports > b.quotas.limits.PortsPerService:
-		return &Overrun{Kind: quota.PortsPerService, Used: size.Ports, Limit: b.quotas.limits.PortsPerService}, nil, 0
+		return &quota.Overrun{Kind: quota.PortsPerService, Used: size.Ports, Limit: b.quotas.limits.PortsPerService}, nil, 0
 	case !u.admits(name) && u.verdict.RecordLimit != "":
 		return overrun(u.verdict.RecordLimit), nil, 0
 	}

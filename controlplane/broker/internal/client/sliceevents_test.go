@@ -56,7 +56,7 @@ func TestSliceEventsAreBounded(t *testing.T) {
 	}
 }
 
-// What the guard no longer keeps, and what comes back, is not remembered as vanished.
+// A slice that the guard no longer keeps, or that comes back, is not remembered as vanished.
 func TestVanishedSlicesAreForgotten(t *testing.T) {
 	var e sliceEvents
 	for n := range 4 {

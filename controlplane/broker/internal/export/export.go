@@ -28,8 +28,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -61,7 +61,7 @@ type broker interface {
 	Tombstone(name clusterset.ServiceName, quarantine time.Duration) time.Time
 	Vet(clusterset.Export) clusterset.Export
 	HasNoRecord(clusterset.ServiceName) bool
-	Waiting(clusterset.ServiceName) (record, slices *brokerclient.Overrun, count int)
+	Waiting(clusterset.ServiceName) (record, slices *quota.Overrun, count int)
 	Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error)
 	Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error)
 }

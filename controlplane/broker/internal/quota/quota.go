@@ -10,6 +10,7 @@ package quota
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -42,8 +43,8 @@ type Amounts struct {
 	Services, Ports, PortsPerService, Slices, Endpoints, MetadataBytes int
 }
 
-// Of returns the amount of a kind.
-func (a Amounts) Of(k Kind) int {
+// Get returns the amount of one kind.
+func (a Amounts) Get(k Kind) int {
 	switch k {
 	case Services:
 		return a.Services
@@ -109,11 +110,27 @@ func (a Amounts) Minus(b Amounts) Amounts {
 // Exceeds returns the first kind of which a is more than factor times the limit; "" without one.
 func (a Amounts) Exceeds(limits Amounts, factor int) Kind {
 	for _, k := range Kinds() {
-		if a.Of(k) > factor*limits.Of(k) {
+		if a.Get(k) > factor*limits.Get(k) {
 			return k
 		}
 	}
 	return ""
+}
+
+// Overrun is a quota that is used up, in the words of the member that exceeds it.
+type Overrun struct {
+	Kind        Kind
+	Used, Limit int
+}
+
+// Error names the quota and the remedy.
+func (o *Overrun) Error() string {
+	if o.Kind == PortsPerService {
+		return fmt.Sprintf("it has %d ports of at most %d that the ClusterSet allows a service; divide it into several services, or raise spec.quotas.%s of the ClusterSetConfig on the broker",
+			o.Used, o.Limit, o.Kind)
+	}
+	return fmt.Sprintf("this cluster uses %d of its quota of %d %s, and this is one of its youngest; unexport other services, or raise spec.quotas.%s of the ClusterSetConfig on the broker",
+		o.Used, o.Limit, o.Kind, o.Kind)
 }
 
 // Record describes a valid export record for its quota.
