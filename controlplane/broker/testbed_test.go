@@ -64,6 +64,7 @@ func TestMain(m *testing.M) {
 	var servers []*apitest.Server
 	for i := range serverSets {
 		p := &serverSets[i]
+		p.b.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.196.0.0/16"), netip.MustParsePrefix("fd00:196::/112")}
 		servers = append(servers, &p.a, &p.b, &p.broker)
 		free <- p
 	}
@@ -113,12 +114,15 @@ var blocks = map[string][]string{"a": {"243.10.0.0/16", "fd00:243:10::/64"}, "b"
 
 // registration returns the registration of member id, which covers the addresses of slice.
 func registration(id string) v1alpha1.MemberSpec {
+	services := []string{"10.96.0.0/16", "fd00:96::/112"}
+	if id == "b" {
+		services = []string{"10.196.0.0/16", "fd00:196::/112"}
+	}
 	return v1alpha1.MemberSpec{
 		ClusterID: id, ClusterSetID: "test", ClusterSetIPEnabled: true, ClusterSetIPCIDR: blocks[id], JoinTime: metav1.Now(),
-		PodCIDRs:   []string{fmt.Sprintf("10.%d.0.0/16", id[0]), fmt.Sprintf("fd00:%d::/64", id[0])},
-		ExtraCIDRs: []string{fmt.Sprintf("240.0.%d.0/24", id[0])},
-		// The API servers use the same CIDRs, as most clusters do.
-		ServiceCIDRs: []string{"10.96.0.0/16", "fd00:96::/112"},
+		PodCIDRs:     []string{fmt.Sprintf("10.%d.0.0/16", id[0]), fmt.Sprintf("fd00:%d::/64", id[0])},
+		ExtraCIDRs:   []string{fmt.Sprintf("240.0.%d.0/24", id[0])},
+		ServiceCIDRs: services, // those of its API server
 	}
 }
 

@@ -31,6 +31,9 @@ const (
 	// ReasonQuotaExceeded is a reason of the condition Ready. With status False the export waits because the cluster has used
 	// up a quota of the ClusterSet; with status True only some of its EndpointSlices wait.
 	ReasonQuotaExceeded v1beta1.ServiceExportConditionReason = "QuotaExceeded"
+	// ReasonServiceCIDRsOverlap is a reason of the condition Ready with status True: the Service is exported by its own address,
+	// which some clusters cannot use.
+	ReasonServiceCIDRsOverlap v1beta1.ServiceExportConditionReason = "ServiceCIDRsOverlap"
 	// ReasonExcluded is a reason of the condition Ready with status False: the type of the Service differs from that of the
 	// import, and the policy excludes such exporters.
 	ReasonExcluded v1beta1.ServiceExportConditionReason = "TypeExcluded"
@@ -82,8 +85,28 @@ type Shortcomings struct {
 	Omitted []Omission // labels and annotations
 	Unnamed []string   // the result of [Unnamed]
 	Refused []error    // one for each endpoint that other clusters would ignore
-	Waiting int        // EndpointSlices that wait for a quota
-	Quota   error      // the reason for Waiting
+	Overlap []Overlap
+	Waiting int   // EndpointSlices that wait for a quota
+	Quota   error // the reason for Waiting
+}
+
+// Overlap is an address of a Service that some clusters ignore because their own Services have such addresses.
+type Overlap struct {
+	Address  netip.Addr
+	Clusters []clusterset.ClusterID
+}
+
+// String returns the address and the clusters.
+func (o Overlap) String() string {
+	var ids []string
+	for _, id := range o.Clusters[:min(few, len(o.Clusters))] {
+		ids = append(ids, string(id))
+	}
+	text := fmt.Sprintf("%s lies in the service CIDRs of %s", o.Address, strings.Join(ids, ", "))
+	if n := len(o.Clusters) - len(ids); n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text
 }
 
 // ExportedWithout is Exported for a Service with shortcomings. The reason is that of the worst one.
@@ -97,6 +120,15 @@ func ExportedWithout(ips []netip.Addr, s Shortcomings) metav1.Condition {
 		c.Reason = string(ReasonNamesTooLong)
 		c.Message = fmt.Sprintf("%s, without %d DNS names that are too long: %s; shorten the parts of these names",
 			c.Message, len(s.Unnamed), strings.Join(s.Unnamed[:min(few, len(s.Unnamed))], ", "))
+	}
+	if len(s.Overlap) > 0 {
+		var texts []string
+		for _, o := range s.Overlap {
+			texts = append(texts, o.String())
+		}
+		c.Reason = string(ReasonServiceCIDRsOverlap)
+		c.Message = fmt.Sprintf("%s, but not to every cluster: %s; export the service with a ClusterSetIP and its pods, or give the clusters distinct service CIDRs",
+			c.Message, strings.Join(texts, ", "))
 	}
 	if len(s.Refused) > 0 {
 		c.Reason = string(ReasonEndpointsRefused)

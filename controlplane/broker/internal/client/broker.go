@@ -340,9 +340,10 @@ func (b *Broker) services(match func(*record) bool) []clusterset.ServiceName {
 	return slices.Compact(names)
 }
 
-// Slices returns the EndpointSlices of all members for a Service, as made by mcs.BrokerSlice, without endpoints that their
-// member may not publish, and without slices that wait for a quota of their member. The caller owns them.
-func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlice {
+// Slices returns the EndpointSlices of all members for a Service, as made by mcs.BrokerSlice, without endpoints that this
+// member must not use, and without slices that wait for a quota of their member. declined tells that the Service declined a
+// ClusterSetIP. The caller owns the slices.
+func (b *Broker) Slices(name clusterset.ServiceName, declined bool) []*discoveryv1.EndpointSlice {
 	registry := b.Registry()
 	var all []*discoveryv1.EndpointSlice
 	for _, p := range b.packed(name) {
@@ -353,7 +354,7 @@ func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlic
 		for _, o := range p.Omitted {
 			b.refuse(p.Owner, o.Kind(), fmt.Sprint(p.Name, p.Digest, o.Field), fmt.Errorf("broker slice %s: %w", p.Name, o))
 		}
-		check := func(a netip.Addr) error { return registry.CheckEndpoint(p.Owner, a) }
+		check := func(a netip.Addr) error { return registry.CheckEndpointFor(b.cfg.Self, p.Owner, a, declined) }
 		if refused := mcs.Vet(es, check); len(refused) > 0 {
 			b.refuse(p.Owner, kindAddress, fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are ignored: %w", len(refused), p.Name, refused[0]))
 		}

@@ -126,7 +126,7 @@ func (q *quotaBroker) exported(id clusterset.ClusterID, n int) (services []int, 
 				services = append(services, i)
 			}
 		}
-		for _, es := range q.Slices(webService(i)) {
+		for _, es := range q.Slices(webService(i), false) {
 			if mcs.OwnerOf(es) == id {
 				count++
 			}
@@ -231,7 +231,7 @@ func TestWaitingObjectsAreStubs(t *testing.T) {
 		t.Errorf("%d endpoints are cached, want at most %d", n, most)
 	}
 	q.want("far beyond its quota", "east", []int{1}, 4)
-	for _, es := range q.Slices(webService(1)) {
+	for _, es := range q.Slices(webService(1), false) {
 		if len(es.Endpoints) != each || es.Labels == nil {
 			t.Errorf("slice %s has %d endpoints, want %d", es.Name, len(es.Endpoints), each)
 		}

@@ -243,7 +243,7 @@ func (b *Broker) Endpoints(id clusterset.ClusterID, n int) []netip.AddrPort {
 		if p.Owner != id {
 			continue
 		}
-		if a, ok := p.TCP(); ok && registry.CheckEndpoint(id, a.Addr()) == nil {
+		if a, ok := p.TCP(); ok && registry.CheckEndpointFor(b.cfg.Self, id, a.Addr(), true) == nil {
 			found = append(found, a)
 		}
 	}

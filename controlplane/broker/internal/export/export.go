@@ -318,14 +318,15 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		if err != nil {
 			return outcome{}, err
 		}
-		var refused []error
-		endpoints, refused = r.endpoints(in, e, merged)
+		lacks := mcs.Shortcomings{Omitted: omitted}
+		endpoints, lacks.Refused, lacks.Overlap = r.endpoints(in, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
 		var hosts []*discoveryv1.EndpointSlice
 		if merged.Type == clusterset.Headless {
 			hosts = endpoints
 		}
-		ready = r.ready(e, merged.WithIPs(ips).IPs, mcs.Shortcomings{Omitted: omitted, Unnamed: mcs.Unnamed(e, hosts), Refused: refused})
+		lacks.Unnamed = mcs.Unnamed(e, hosts)
+		ready = r.ready(e, merged.WithIPs(ips).IPs, lacks)
 		if noIP != nil {
 			ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the missing family, or unexport other services")
 			o.again = exhaustedRetry
@@ -399,10 +400,12 @@ func (r *Reconciler) remember(name clusterset.ServiceName, others bool) ([]netip
 	return imp.IPs, agreed.Decided()
 }
 
-// endpoints returns the slices to publish, without the endpoints that other members would refuse, and the reasons for
-// those.
-func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error) {
-	if e.Type == clusterset.ClusterSetIP && (r.Settings.ServiceVIP || merged.UseIP == clusterset.Disabled) {
+// endpoints returns the slices to publish, without the endpoints that all other members would refuse, and the reasons for
+// those. overlaps are the addresses of Services that some of them refuse.
+func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error, overlaps []mcs.Overlap) {
+	registry, declined := r.Broker.Registry(), merged.UseIP == clusterset.Disabled
+	byService := e.Type == clusterset.ClusterSetIP && (r.Settings.ServiceVIP || declined)
+	if byService {
 		endpoints = mcs.ServiceSlices(in.service, mcs.AnyReady(in.slices), r.Cluster)
 	} else {
 		for i := range in.slices {
@@ -411,11 +414,18 @@ func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset
 			}
 		}
 	}
-	registry := r.Broker.Registry()
 	for _, es := range endpoints {
-		refused = append(refused, mcs.Vet(es, func(a netip.Addr) error { return registry.CheckEndpoint(r.Cluster, a) })...)
+		refused = append(refused, mcs.Vet(es, func(a netip.Addr) error {
+			if err := registry.CheckEndpointFor(r.Cluster, r.Cluster, a, declined); err != nil || !byService {
+				return err
+			}
+			if ids := registry.Refusing(r.Cluster, a, declined); len(ids) > 0 {
+				overlaps = append(overlaps, mcs.Overlap{Address: a, Clusters: ids})
+			}
+			return nil
+		})...)
 	}
-	return endpoints, refused
+	return endpoints, refused, overlaps
 }
 
 // claim ensures that the aggregate of the merged Service exists, lists this member and has an address if the Service needs

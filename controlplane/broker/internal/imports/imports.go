@@ -60,7 +60,7 @@ type brokerReader interface {
 	Changes() source.Source
 	Services(namespace string) []clusterset.ServiceName
 	Exports(clusterset.ServiceName) []clusterset.Export
-	Slices(clusterset.ServiceName) []*discoveryv1.EndpointSlice
+	Slices(name clusterset.ServiceName, declined bool) []*discoveryv1.EndpointSlice
 	Aggregate(clusterset.ServiceName) (clusterset.Aggregate, bool, error)
 	Baseline(map[clusterset.ServiceName][]clusterset.ClusterID, map[brokerclient.ImportedSlice]clusterset.ClusterID)
 	Kept(clusterset.ServiceName, []clusterset.ClusterID) []clusterset.ClusterID
@@ -318,7 +318,7 @@ func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Expo
 		}
 	}
 	var want []*discoveryv1.EndpointSlice
-	for _, offered := range r.Broker.Slices(imp.Service) {
+	for _, offered := range r.Broker.Slices(imp.Service, imp.UseIP == clusterset.Disabled) {
 		e, ok := from[mcs.OwnerOf(offered)]
 		if !ok {
 			continue
@@ -424,6 +424,7 @@ func (r *Reconciler) syncSlices(ctx context.Context, name clusterset.ServiceName
 		Withdrawn: func(s *localSlice) bool { return !sources[s.source] },
 		Create:    write(createSlice), Update: write(apply.Own),
 		Delete: func(ctx context.Context, s *localSlice) error {
+			r.refused.remove(refusalKey{name, s.name})
 			es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: s.name}}
 			return client.IgnoreNotFound(r.Client.Delete(ctx, es))
 		},

@@ -52,6 +52,13 @@ func (r *refusals) has(key refusalKey, d mcs.Digest) bool {
 	return ok && refused == d
 }
 
+// remove forgets the refusal of one object.
+func (r *refusals) remove(key refusalKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.digests, key)
+}
+
 // forget forgets all refusals of a Service.
 func (r *refusals) forget(name clusterset.ServiceName) {
 	r.mu.Lock()
