@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,7 +51,7 @@ func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clust
 		Labels:      omitted.labels("spec.exportedLabels", svcExport.Spec.ExportedLabels),
 		Annotations: omitted.annotations("spec.exportedAnnotations", svcExport.Spec.ExportedAnnotations),
 
-		ServiceLabels: omitted.labels("labels of the Service", portableLabels(svc.Labels)),
+		ServiceLabels: omitted.serviceLabels("labels of the Service", svc.Labels),
 	}
 	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
 		e.Type = clusterset.Headless
@@ -176,7 +175,7 @@ func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, []Omission, error
 	e.TrafficDistribution = omitted.trafficDistribution("spec.import.trafficDistribution", p.trafficDistribution)
 	e.Labels = omitted.labels("spec.exportedLabels", r.Spec.ExportedLabels)
 	e.Annotations = omitted.annotations("spec.exportedAnnotations", r.Spec.ExportedAnnotations)
-	e.ServiceLabels = omitted.labels("spec.serviceLabels", portableLabels(r.Spec.ServiceLabels))
+	e.ServiceLabels = omitted.serviceLabels("spec.serviceLabels", r.Spec.ServiceLabels)
 	return e, omitted, nil
 }
 
@@ -199,20 +198,3 @@ func (o *omissions) trafficDistribution(field, distribution string) string {
 	o.add(field, "%q is not a traffic distribution", shorten(distribution))
 	return ""
 }
-
-// ownDomains are the domains of labels that have an effect in their own cluster.
-var ownDomains = []string{"kubernetes.io", "k8s.io", "isthmus.dev"}
-
-// portableLabels returns a copy of labels without those of Kubernetes and Isthmus, which have effects in another cluster. It
-// is nil if it is empty.
-func portableLabels(labels map[string]string) map[string]string {
-	kept := maps.Clone(labels)
-	maps.DeleteFunc(kept, func(key, _ string) bool {
-		domain, _, qualified := strings.Cut(key, "/")
-		return qualified && inDomains(domain, ownDomains)
-	})
-	return nonEmpty(kept)
-}
-
-// nonEmpty returns a copy of m; nil if it is empty, so that Merge sees no difference between the two.
-func nonEmpty(m map[string]string) map[string]string { return withoutKeys(m) }

@@ -47,6 +47,9 @@ func (o Omission) Kind() string {
 type omissions []Omission
 
 func (o *omissions) add(field, format string, args ...any) {
+	if len(*o) == maxOmissions {
+		return
+	}
 	*o = append(*o, Omission{shorten(field), fmt.Sprintf(format, args...)})
 }
 
@@ -59,58 +62,125 @@ func shorten(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
+// maxOmissions bounds the omissions of an object. Sets of more than MaxLabels entries are read in order, so that the first
+// omissions of equal objects are equal.
+const maxOmissions = 200
+
+// faultFunc returns the reason why no import may have an entry, with the remedy; "" for an entry that it may have, and silent
+// for one that is left out without a word.
+type faultFunc func(key, value string) (reason string)
+
+const silent = "-"
+
 // labels returns a copy of the labels of a field that other clusters can have, in at most MaxLabels entries; nil if there is
 // none.
 func (o *omissions) labels(field string, labels map[string]string) map[string]string {
-	if len(labels) == 0 {
-		return nil
-	}
-	kept := make(map[string]string, min(len(labels), MaxLabels))
-	for _, k := range slices.Sorted(maps.Keys(labels)) {
-		at := field + "[" + k + "]"
-		switch v := labels[k]; {
-		case len(kept) == MaxLabels:
-			o.add(field, "has %d entries; at most %d are used, the first ones by key", len(labels), MaxLabels)
-			return kept
-		case !isQualifiedName(k):
-			o.add(at, "the key is not a label key; use letters, digits, '-', '_' and '.', with an optional DNS prefix and '/'")
-		case isReserved(k):
-			o.add(at, "the key is reserved; use one of another domain")
-		case !isLabelValue(v):
-			o.add(at, "the value %q is not a label value; use at most 63 letters, digits, '-', '_' and '.', and no spaces", shorten(v))
-		default:
-			kept[k] = v
-		}
-	}
-	return nonEmpty(kept)
+	return o.filter(field, labels, labelFault)
 }
 
-// annotations returns a copy of the annotations of a field that other clusters can have, in at most MaxLabels entries and
-// MaxAnnotationBytes; nil if there is none.
+// serviceLabels is labels for those of a Service, without the labels of Kubernetes and Isthmus, which have effects in another
+// cluster.
+func (o *omissions) serviceLabels(field string, labels map[string]string) map[string]string {
+	return o.filter(field, labels, serviceLabelFault)
+}
+
+// annotations is labels for annotations, in at most MaxAnnotationBytes.
 func (o *omissions) annotations(field string, annotations map[string]string) map[string]string {
-	if len(annotations) == 0 {
+	kept := o.filter(field, annotations, annotationFault)
+	size := 0
+	for k, v := range kept {
+		size += len(k) + len(v)
+	}
+	if size <= MaxAnnotationBytes {
+		return kept
+	}
+	size = 0
+	for _, k := range slices.Sorted(maps.Keys(kept)) {
+		if n := len(k) + len(kept[k]); size+n <= MaxAnnotationBytes {
+			size += n
+			continue
+		}
+		delete(kept, k)
+		o.add(entry(field, k), "the annotations have more than %d bytes together; shorten them", MaxAnnotationBytes)
+	}
+	return kept
+}
+
+// filter returns a copy of the entries of a field without faults, in at most MaxLabels entries; nil if there is none.
+func (o *omissions) filter(field string, m map[string]string, fault faultFunc) map[string]string {
+	if len(m) == 0 {
 		return nil
 	}
-	kept := make(map[string]string, min(len(annotations), MaxLabels))
-	size := 0
-	for _, k := range slices.Sorted(maps.Keys(annotations)) {
-		at := field + "[" + k + "]"
-		switch v := annotations[k]; {
-		case len(kept) == MaxLabels:
-			o.add(field, "has %d entries; at most %d are used, the first ones by key", len(annotations), MaxLabels)
-			return kept
-		case !isQualifiedName(strings.ToLower(k)): // as Kubernetes compares it
-			o.add(at, "the key is not an annotation key; use letters, digits, '-', '_' and '.', with an optional DNS prefix and '/'")
-		case isReserved(k) && !clusterset.IsPolicyAnnotation(k):
-			o.add(at, "the key is reserved; use one of another domain")
-		case size+len(k)+len(v) > MaxAnnotationBytes:
-			o.add(at, "the annotations have more than %d bytes together; shorten them", MaxAnnotationBytes)
-		default:
-			kept[k] = v
-			size += len(k) + len(v)
+	from, kept := len(*o), maps.Clone(m)
+	if len(m) <= MaxLabels {
+		for k, v := range m {
+			o.check(field, k, v, kept, fault)
+		}
+	} else {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			o.check(field, k, m[k], kept, fault)
 		}
 	}
-	return nonEmpty(kept)
+	if len(kept) > MaxLabels {
+		o.add(field, "has %d entries; at most %d are used, the first ones by key", len(kept), MaxLabels)
+		for _, k := range slices.Sorted(maps.Keys(kept))[MaxLabels:] {
+			delete(kept, k)
+		}
+	}
+	slices.SortFunc((*o)[from:], func(a, b Omission) int { return strings.Compare(a.Field, b.Field) })
+	if len(kept) == 0 {
+		return nil
+	}
+	return kept
+}
+
+// check removes an entry with a fault from kept.
+func (o *omissions) check(field, key, value string, kept map[string]string, fault faultFunc) {
+	switch reason := fault(key, value); reason {
+	case "":
+	case silent:
+		delete(kept, key)
+	default:
+		delete(kept, key)
+		o.add(entry(field, key), "%s", reason)
+	}
+}
+
+// entry names an entry of a field.
+func entry(field, key string) string { return field + "[" + key + "]" }
+
+const reservedKey = "the key is reserved; use one of another domain"
+
+func labelFault(key, value string) string {
+	switch {
+	case !isQualifiedName(key):
+		return "the key is not a label key; use letters, digits, '-', '_' and '.', with an optional DNS prefix and '/'"
+	case isReserved(key):
+		return reservedKey
+	case !isLabelValue(value):
+		return fmt.Sprintf("the value %q is not a label value; use at most 63 letters, digits, '-', '_' and '.', and no spaces", shorten(value))
+	}
+	return ""
+}
+
+// ownDomains are the domains of labels that have an effect in their own cluster.
+var ownDomains = []string{"kubernetes.io", "k8s.io", "isthmus.dev"}
+
+func serviceLabelFault(key, value string) string {
+	if domain, _, qualified := strings.Cut(key, "/"); qualified && inDomains(domain, ownDomains) {
+		return silent
+	}
+	return labelFault(key, value)
+}
+
+func annotationFault(key, _ string) string {
+	switch {
+	case !isQualifiedName(strings.ToLower(key)): // as Kubernetes compares it
+		return "the key is not an annotation key; use letters, digits, '-', '_' and '.', with an optional DNS prefix and '/'"
+	case isReserved(key) && !clusterset.IsPolicyAnnotation(key):
+		return reservedKey
+	}
+	return ""
 }
 
 // reservedDomains are the domains of labels and annotations, including their subdomains, that have effects on imports.
