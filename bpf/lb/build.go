@@ -32,6 +32,10 @@ func (p *Planner) build(in *Input, s *serviceState, svc *clusterset.Service) {
 	if svc.Type != clusterset.ClusterSetIP {
 		return
 	}
+	if s.waiting {
+		s.problem(NoRoom, "it is not served: the node has room for %d combinations of VIP, port and protocol, and it is among the youngest services of the cluster that uses most of them; export fewer of them", p.limits.Frontends)
+		return
+	}
 	policy, faults := policyOf(policyFieldsOf(svc), svc.Annotations)
 	for _, err := range faults {
 		s.problem(InvalidAnnotation, "%s", err)

@@ -28,6 +28,9 @@ const (
 	// ReasonNamesTooLong is a reason of the condition Ready with status True: the Service is exported, but some of its DNS
 	// names would be too long.
 	ReasonNamesTooLong v1beta1.ServiceExportConditionReason = "NamesTooLong"
+	// ReasonQuotaExceeded is a reason of the condition Ready. With status False the export waits because the cluster has used
+	// up a quota of the ClusterSet; with status True only some of its EndpointSlices wait.
+	ReasonQuotaExceeded v1beta1.ServiceExportConditionReason = "QuotaExceeded"
 	// ReasonServiceCIDRsOverlap is a reason of the condition Ready with status True: the Service is exported by its own address,
 	// which some clusters cannot use.
 	ReasonServiceCIDRsOverlap v1beta1.ServiceExportConditionReason = "ServiceCIDRsOverlap"
@@ -83,6 +86,8 @@ type Shortcomings struct {
 	Unnamed []string   // the result of [Unnamed]
 	Refused []error    // one for each endpoint that other clusters would ignore
 	Overlap []Overlap
+	Waiting int   // EndpointSlices that wait for a quota
+	Quota   error // the reason for Waiting
 }
 
 // Overlap is an address of a Service that some clusters ignore because their own Services have such addresses.
@@ -129,6 +134,10 @@ func ExportedWithout(ips []netip.Addr, s Shortcomings) metav1.Condition {
 		c.Reason = string(ReasonEndpointsRefused)
 		c.Message = fmt.Sprintf("%s, without %d endpoints that other clusters would ignore: %s; register their addresses with isthmusctl member set",
 			c.Message, len(s.Refused), examples(s.Refused))
+	}
+	if s.Waiting > 0 {
+		c.Reason = string(ReasonQuotaExceeded)
+		c.Message = fmt.Sprintf("%s, without %d EndpointSlices that wait: %s", c.Message, s.Waiting, s.Quota)
 	}
 	return c
 }

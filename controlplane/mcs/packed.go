@@ -21,7 +21,8 @@ type Packed struct {
 	Name    string
 	Owner   clusterset.ClusterID
 	Service clusterset.ServiceName
-	Digest  Digest // of the original slice
+	Digest  Digest    // of the original slice
+	Created time.Time // by the broker
 
 	Omitted []Omission // the parts of the original slice that no imported slice may have
 
@@ -29,7 +30,11 @@ type Packed struct {
 	changed   int64                 // ChangedAt in nanoseconds since 1970; 0 if unknown
 	ports     unique.Handle[string] // as JSON
 	endpoints []packedEndpoint
+	stub      *stub // not nil: the slice has neither ports nor endpoints here
 }
+
+// stub describes the content that a Packed omits.
+type stub struct{ endpoints, bytes int }
 
 // packedEndpoint encodes booleans as 0 unset, 1 false, 2 true.
 type packedEndpoint struct {
@@ -53,6 +58,7 @@ func Pack(es *discoveryv1.EndpointSlice) *Packed {
 		Owner:     clusterset.ClusterID(Share(string(OwnerOf(es)))),
 		Service:   clusterset.ServiceName{Namespace: Share(name.Namespace), Name: Share(name.Name)},
 		Digest:    SliceDigest(es),
+		Created:   es.CreationTimestamp.UTC(),
 		addresses: unique.Make(string(es.AddressType)),
 		endpoints: make([]packedEndpoint, 0, len(es.Endpoints)),
 	}
@@ -148,7 +154,47 @@ func (v *sliceVetter) hints(hints *discoveryv1.EndpointHints) *discoveryv1.Endpo
 }
 
 // Empty reports whether the slice has no endpoints.
-func (p *Packed) Empty() bool { return len(p.endpoints) == 0 }
+func (p *Packed) Empty() bool { return p.Len() == 0 }
+
+// Len returns how many endpoints the slice has.
+func (p *Packed) Len() int {
+	if p.stub != nil {
+		return p.stub.endpoints
+	}
+	return len(p.endpoints)
+}
+
+// Bytes returns the size of the slice's ports and hints.
+func (p *Packed) Bytes() int {
+	if p.stub != nil {
+		return p.stub.bytes
+	}
+	n := len(p.ports.Value())
+	for i := range p.endpoints {
+		hints := p.endpoints[i].hints
+		if hints == nil {
+			continue
+		}
+		for _, z := range hints.ForZones {
+			n += len(z.Name)
+		}
+		for _, node := range hints.ForNodes {
+			n += len(node.Name)
+		}
+	}
+	return n
+}
+
+// Stub returns p without its endpoints and ports. It takes little memory, and Len and Bytes still describe the slice.
+func (p *Packed) Stub() *Packed {
+	s := *p
+	s.stub = &stub{p.Len(), p.Bytes()}
+	s.ports, s.endpoints, s.Omitted = unique.Make("[]"), nil, nil
+	return &s
+}
+
+// IsStub reports whether p lacks the endpoints and ports of its slice.
+func (p *Packed) IsStub() bool { return p.stub != nil }
 
 // ChangedAt returns the beginning of the slice's change, on its member's clock, and whether it is known.
 func (p *Packed) ChangedAt() (time.Time, bool) { return time.Unix(0, p.changed), p.changed != 0 }

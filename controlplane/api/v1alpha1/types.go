@@ -42,8 +42,47 @@ type ClusterSetConfigSpec struct {
 	// +listType=map
 	// +listMapKey=clusterID
 	Members []MemberBlocks `json:"members,omitempty"`
+	// Quotas bound what the other members import from each member. Without it every limit has its default.
+	Quotas *Quotas `json:"quotas,omitempty"`
 	// Settings are the initial settings of new members.
 	Settings `json:",inline"`
+}
+
+// Quotas are limits for each member. Beyond a limit the youngest objects of that member wait, by the time of their creation on
+// the broker; its older ones, and those of other members, are imported as before. A waiting object is imported when others go
+// or when the limit is raised.
+type Quotas struct {
+	// Services bounds the exported Services of a member.
+	// +kubebuilder:default=10000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	Services int64 `json:"services,omitempty"`
+	// Ports bounds the ports of all exported Services of a member together. A node has room for 65,536 ports of all members.
+	// +kubebuilder:default=20000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65536
+	Ports int64 `json:"ports,omitempty"`
+	// PortsPerService bounds the ports of one exported Service.
+	// +kubebuilder:default=1000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	PortsPerService int64 `json:"portsPerService,omitempty"`
+	// Slices bounds the EndpointSlices of a member.
+	// +kubebuilder:default=20000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	Slices int64 `json:"slices,omitempty"`
+	// Endpoints bounds the endpoints of a member.
+	// +kubebuilder:default=200000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2000000
+	Endpoints int64 `json:"endpoints,omitempty"`
+	// MetadataBytes bounds the labels and annotations of a member's imports, and the labels, ports and hints of its imported
+	// EndpointSlices, in bytes. The labels of a Service count once for each of its slices.
+	// +kubebuilder:default=33554432
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=536870912
+	MetadataBytes int64 `json:"metadataBytes,omitempty"`
 }
 
 // MemberBlocks are the blocks from which one member allocates ClusterSetIPs.

@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -72,6 +73,7 @@ type Broker struct {
 
 	registry    registry
 	sliceEvents sliceEvents
+	quotas      *quotas
 	changes     objectcache.Trigger
 	exportsOf   *withdrawal.Guard[clusterset.ServiceName] // records
 	slicesOf    *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
@@ -89,6 +91,11 @@ type record struct {
 	omitted   []mcs.Omission // the parts that export lacks
 	err       error          // the reason why export is not valid
 	digest    mcs.Digest
+
+	ports  int  // of the export
+	bytes  int  // of its labels and annotations
+	labels int  // the bytes of its Service's labels
+	stub   bool // export has only names, times and IPs
 }
 
 func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
@@ -108,7 +115,7 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register the broker's kinds: %w", err)
 	}
-	b := &Broker{cfg: cfg}
+	b := &Broker{cfg: cfg, quotas: newQuotas(cfg.Self)}
 	b.registry.log = cfg.Log
 	b.cluster, err = cluster.New(cfg.REST, func(o *cluster.Options) {
 		o.Scheme = scheme
@@ -126,8 +133,11 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 		return nil, fmt.Errorf("prepare broker %s: %w", cfg.REST.Host, err)
 	}
 	b.exportsOf = newGuard(cfg, func(_ clusterset.ClusterID, names []clusterset.ServiceName) { b.changes.Send(names...) })
-	b.slicesOf = newGuard(cfg, func(_ clusterset.ClusterID, gone []ImportedSlice) {
+	b.slicesOf = newGuard(cfg, func(id clusterset.ClusterID, gone []ImportedSlice) {
 		for _, s := range gone {
+			if !b.slicesOf.Keeps(id, s) { // it may have vanished again
+				b.sliceEvents.settled(id, s)
+			}
 			b.changes.Send(s.Service)
 		}
 	})
@@ -142,14 +152,14 @@ func (b *Broker) createCaches(scheme *runtime.Scheme) error {
 	var errs [3]error
 	b.records, errs[0] = objectcache.New(scheme, objectcache.Config[*record, clusterset.ServiceName]{
 		Source:  objectcache.Source{Object: &v1alpha1.ExportRecord{}, Namespace: b.cfg.Namespace},
-		Compact: func(obj client.Object) *record { return compactRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
+		Compact: func(obj client.Object) *record { return b.arriveRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
 		Index:   func(r *record) (clusterset.ServiceName, bool) { return r.service, r.service.Name != "" },
 		Before:  b.recordChanges,
 		After:   func(was, is *record, _ bool) { b.changes.Send(objectcache.Either(was, is).service) },
 	})
 	b.slices, errs[1] = objectcache.New(scheme, objectcache.Config[*mcs.Packed, clusterset.ServiceName]{
 		Source:  objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Namespace: b.cfg.Namespace},
-		Compact: func(obj client.Object) *mcs.Packed { return mcs.Pack(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
+		Compact: func(obj client.Object) *mcs.Packed { return b.arriveSlice(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
 		Index:   func(p *mcs.Packed) (clusterset.ServiceName, bool) { return p.Service, p.Service.Name != "" },
 		Before:  b.sliceChanges,
 		After:   func(was, is *mcs.Packed, _ bool) { b.changes.Send(objectcache.Either(was, is).Service) },
@@ -170,6 +180,8 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 	}
 	if c.export, c.omitted, c.err = mcs.ParseRecord(r); c.err == nil {
 		c.export.Cluster, c.export.Service = c.owner, c.service // share the strings
+		size := quota.RecordOf(c.export, c.created)
+		c.ports, c.bytes, c.labels = size.Ports, size.Bytes, size.Labels
 	}
 	return c
 }
@@ -213,6 +225,7 @@ func (b *Broker) Start(ctx context.Context) error {
 	group.Go(func() error { return b.exportsOf.Run(ctx) })
 	group.Go(func() error { return b.slicesOf.Run(ctx) })
 	group.Go(func() error { return b.cluster.Start(ctx) })
+	group.Go(func() error { return b.runQuotas(ctx) })
 	group.Go(func() error { return b.records.Run(ctx, b.client) })
 	group.Go(func() error { return b.slices.Run(ctx, b.client) })
 	group.Go(func() error { return b.aggregates.Run(ctx, b.client) })
@@ -230,7 +243,7 @@ func (b *Broker) NeedLeaderElection() bool { return false }
 
 // Exports returns the exports of a Service by all members, in no particular order. It logs an invalid record once and
 // treats it as absent, so that its member harms only itself. It ignores records of clusters outside of the member
-// registry. clusterset.MemberRegistry.Place tells from when each one counts.
+// registry, and those that wait for a quota of their member. clusterset.MemberRegistry.Place tells from when each one counts.
 func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
 	registry, place := b.Registry(), b.places(name)
 	var exports []clusterset.Export
@@ -240,6 +253,9 @@ func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
 		}
 		if r.err != nil {
 			b.refuse(r.owner, kindRecord, string(r.uid)+r.err.Error(), r.err)
+			continue
+		}
+		if r.stub || !b.quotas.admits(r.owner, r.service) {
 			continue
 		}
 		for _, o := range r.omitted {
@@ -325,11 +341,15 @@ func (b *Broker) services(match func(*record) bool) []clusterset.ServiceName {
 }
 
 // Slices returns the EndpointSlices of all members for a Service, as made by mcs.BrokerSlice, without endpoints that this
-// member must not use. declined tells that the Service declined a ClusterSetIP. The caller owns the slices.
+// member must not use, and without slices that wait for a quota of their member. declined tells that the Service declined a
+// ClusterSetIP. The caller owns the slices.
 func (b *Broker) Slices(name clusterset.ServiceName, declined bool) []*discoveryv1.EndpointSlice {
 	registry := b.Registry()
 	var all []*discoveryv1.EndpointSlice
 	for _, p := range b.packed(name) {
+		if p.IsStub() || !b.quotas.admits(p.Owner, p.Name) {
+			continue
+		}
 		es := p.Unpack()
 		for _, o := range p.Omitted {
 			b.refuse(p.Owner, o.Kind(), fmt.Sprint(p.Name, p.Digest, o.Field), fmt.Errorf("broker slice %s: %w", p.Name, o))

@@ -23,7 +23,7 @@ func init() { metrics.Registry.MustRegister(refused) }
 // refuse logs and counts, once for each version of an object, that a field of member id is ignored. id is registered, so the
 // metric is bounded.
 func (b *Broker) refuse(id clusterset.ClusterID, field, version string, err error) {
-	if b.registry.warnOnce(version, err) {
+	if b.registry.warnOnce(id, version, err) {
 		refused.WithLabelValues(string(id), field).Inc()
 	}
 }

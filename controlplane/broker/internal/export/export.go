@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -60,6 +61,7 @@ type broker interface {
 	Tombstone(name clusterset.ServiceName, quarantine time.Duration) time.Time
 	Vet(clusterset.Export) clusterset.Export
 	HasNoRecord(clusterset.ServiceName) bool
+	Waiting(clusterset.ServiceName) (record, slices *quota.Overrun, count int)
 	Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error)
 	Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error)
 }
@@ -301,7 +303,7 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		return outcome{}, err
 	}
 	// A Service that was unexported everywhere and is exported again gets a new agreement, so the old aggregate goes first.
-	if exists && len(r.Broker.Exports(e.Service)) == 0 && time.Now().Before(r.Broker.Tombstone(e.Service, withdrawalGrace)) {
+	if exists && r.isUnexported(e.Service) && time.Now().Before(r.Broker.Tombstone(e.Service, withdrawalGrace)) {
 		_, err := r.Broker.Withdraw(ctx, e.Service, r.Settings.Tombstone)
 		pending := mcs.NotReady(v1beta1.ServiceExportReasonPending, "the earlier exports of the service are being withdrawn")
 		return outcome{conditions: []metav1.Condition{mcs.Valid(), pending}, again: conflictRetry}, err
@@ -324,7 +326,7 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 			hosts = endpoints
 		}
 		lacks.Unnamed = mcs.Unnamed(e, hosts)
-		ready = mcs.ExportedWithout(merged.WithIPs(ips).IPs, lacks)
+		ready = r.ready(e, merged.WithIPs(ips).IPs, lacks)
 		if noIP != nil {
 			ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the missing family, or unexport other services")
 			o.again = exhaustedRetry
@@ -344,6 +346,24 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 	}
 	o.conditions = append(o.conditions, mcs.Conflicts(conflicts))
 	return o, nil
+}
+
+// isUnexported reports whether no member exports a Service. An export of this member that waits for a quota is one.
+func (r *Reconciler) isUnexported(name clusterset.ServiceName) bool {
+	waiting, _, _ := r.Broker.Waiting(name)
+	return waiting == nil && len(r.Broker.Exports(name)) == 0
+}
+
+// ready returns the condition Ready of a published export, which lacks what s lists and may wait for a quota.
+func (r *Reconciler) ready(e clusterset.Export, ips []netip.Addr, s mcs.Shortcomings) metav1.Condition {
+	record, slices, count := r.Broker.Waiting(e.Service)
+	if record != nil {
+		return mcs.NotReady(mcs.ReasonQuotaExceeded, "the export waits: "+record.Error())
+	}
+	if count > 0 {
+		s.Waiting, s.Quota = count, slices
+	}
+	return mcs.ExportedWithout(ips, s)
 }
 
 // exports returns the exports of all members, with e as that of this one. It also returns e with the remembered address and

@@ -67,7 +67,7 @@ func eventType(c metav1.Condition) string {
 		return corev1.EventTypeWarning
 	}
 	switch v1beta1.ServiceExportConditionReason(c.Reason) {
-	case mcs.ReasonEndpointsRefused, mcs.ReasonNamesTooLong, mcs.ReasonMetadataRefused, mcs.ReasonServiceCIDRsOverlap:
+	case mcs.ReasonEndpointsRefused, mcs.ReasonNamesTooLong, mcs.ReasonMetadataRefused, mcs.ReasonServiceCIDRsOverlap, mcs.ReasonQuotaExceeded:
 		return corev1.EventTypeWarning
 	}
 	return corev1.EventTypeNormal

@@ -65,7 +65,7 @@ type brokerReader interface {
 	Baseline(map[clusterset.ServiceName][]clusterset.ClusterID, map[brokerclient.ImportedSlice]clusterset.ClusterID)
 	Kept(clusterset.ServiceName, []clusterset.ClusterID) []clusterset.ClusterID
 	KeepsSlice(clusterset.ClusterID, brokerclient.ImportedSlice) bool
-	SeenAt(brokerclient.ImportedSlice) (time.Time, bool)
+	SeenAt(clusterset.ClusterID, brokerclient.ImportedSlice) (time.Time, bool)
 }
 
 // liveness tells the state of other members.
@@ -466,7 +466,7 @@ func (r *Reconciler) writeSlice(ctx context.Context, name clusterset.ServiceName
 		return err
 	}
 	r.local.wroteSlice(compactSlice(es))
-	if seen, ok := r.Broker.SeenAt(brokerclient.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
+	if seen, ok := r.Broker.SeenAt(sourceOf(es), brokerclient.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
 		r.measure(sourceOf(es), changed, seen, time.Now())
 	}
 	return nil

@@ -15,6 +15,9 @@ func isRefused(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err)
 }
 
+// maxRefusals bounds refusals; when it is full, every refused object is tried once more with its metadata.
+const maxRefusals = 10_000
+
 // refusals remember the objects that this cluster refused with their exported metadata, so that they are written without it
 // at once, until they change. Safe for concurrent use.
 type refusals struct {
@@ -32,7 +35,7 @@ type refusalKey struct {
 func (r *refusals) add(key refusalKey, d mcs.Digest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.digests == nil {
+	if r.digests == nil || len(r.digests) >= maxRefusals {
 		r.digests = map[refusalKey]mcs.Digest{}
 	}
 	r.digests[key] = d
