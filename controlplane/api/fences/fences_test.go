@@ -166,11 +166,13 @@ func (w *testbed) awaitPolicies() {
 		controller: configMap("await"),
 		gatewayCtl: configMap("await"),
 	} {
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
 		for deadline := time.Now().Add(time.Minute); !apierrors.IsForbidden(w.as(user).Create(w.t.Context(), o.DeepCopyObject().(client.Object), client.DryRunAll)); {
 			if time.Now().After(deadline) {
 				w.t.Fatalf("the policy around %s is not enforced", user)
 			}
-			time.Sleep(50 * time.Millisecond)
+			<-tick.C
 		}
 	}
 }

@@ -82,7 +82,9 @@ func (w *testbed) try(o client.Object) error {
 // await waits until try refuses o, because a policy holds.
 func (w *testbed) await(o client.Object, refused bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
 		err := w.try(o)
 		if apierrors.IsForbidden(err) == refused && (refused || err == nil) {
 			return

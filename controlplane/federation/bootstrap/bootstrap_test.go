@@ -269,8 +269,15 @@ func TestCredentialsStandApart(t *testing.T) {
 		cluster         Cluster
 		verb, namespace string
 	}{
-		{a, "list", namespace}, {a, "get", namespace}, {a, "watch", namespace}, {a, "list", ""}, {a, "create", "isthmus-federation"},
-		{a, "update", "isthmus-federation"}, {c, "list", namespace}, {c, "list", "isthmus-federation"}, {c, "list", ""},
+		{a, "list", namespace},
+		{a, "get", namespace},
+		{a, "watch", namespace},
+		{a, "list", ""},
+		{a, "create", "isthmus-federation"},
+		{a, "update", "isthmus-federation"},
+		{c, "list", namespace},
+		{c, "list", "isthmus-federation"},
+		{c, "list", ""},
 	} {
 		if may(t, refused.cluster, controller, refused.verb, refused.namespace) {
 			t.Errorf("the controller of %s may %s Secrets of namespace %q", refused.cluster.ID, refused.verb, refused.namespace)

@@ -69,6 +69,7 @@ var scheme = func() *runtime.Scheme {
 
 // namespaceOf returns the name of a namespace for a test.
 func namespaceOf(t *testing.T) string {
+	t.Helper()
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
 			return r
