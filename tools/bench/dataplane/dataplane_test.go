@@ -122,14 +122,14 @@ func TestCostRows(t *testing.T) {
 		{referenceSlow, "to_client"}: {95, 95, 95}, {packetSlow, "to_client"}: {300, 300, 300},
 	}}
 	want := map[string]struct{ value, limit float64 }{
-		"BPF, socket path: connect4, per run":                                                   {400, 100},
-		"BPF, socket path: recvmsg4, per run":                                                   {20, 5},
-		"BPF, socket path: connect4 / reference, socket path":                                   {4, 1},
-		"BPF, socket path: connect4 / reference, socket path with socket storage":               {400.0 / 473, 1},
-		"BPF, packet slow path: to_client, per run":                                             {135, 90},
-		"BPF, packet slow path: to_client, per run with short connections":                      {300, 95},
-		"BPF, packet slow path: to_client / reference, packet slow path":                        {1.5, 1},
-		"BPF, packet slow path: to_network, per run":                                            {12, 10},
+		"BPF, socket path: connect4, per run":                                                             {400, 100},
+		"BPF, socket path: recvmsg4, per run":                                                             {20, 5},
+		"BPF, socket path: connect4 / reference, socket path":                                             {4, 1},
+		"BPF, socket path: connect4 / reference, socket path with socket storage":                         {400.0 / 473, 1},
+		"BPF, packet slow path: to_client, per run":                                                       {135, 90},
+		"BPF, packet slow path: to_client, per run with short connections":                                {300, 95},
+		"BPF, packet slow path: to_client / reference, packet slow path":                                  {1.5, 1},
+		"BPF, packet slow path: to_network, per run":                                                      {12, 10},
 		"BPF, this machine / the machine that set the bars in ns: reference packet translation":           {1.5, 0},
 		"BPF, this machine / the machine that set the bars in ns: reference connect4 with socket storage": {1, 0},
 	}
