@@ -120,7 +120,6 @@ func TestFolder(t *testing.T) {
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error)
-				go func() { done <- v.Run(ctx) }()
 				for i, s := range steps {
 					for name, text := range s.write {
 						at := filepath.Join(dir, name)
@@ -132,6 +131,9 @@ func TestFolder(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
+					}
+					if i == 0 { // earlier, it could find the folder empty, which is a valid state
+						go func() { done <- v.Run(ctx) }()
 					}
 					<-time.After(2 * time.Second)
 					synctest.Wait()
