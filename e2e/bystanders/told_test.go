@@ -1,0 +1,108 @@
+package bystanders
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// checkTold waits until a says of an attack is read in a refusal of an API server, a condition, an event or a problem of an
+// agent: its author, or an administrator, learns what is wrong.
+func (w *testbed) checkTold(a attack, outcomes []outcome) {
+	w.t.Helper()
+	for _, word := range a.says {
+		err := await(w.t.Context(), patience, func() error {
+			text, err := w.told(outcomes)
+			if err == nil && !strings.Contains(text, word) {
+				err = fmt.Errorf("nothing tells %q; all that is told:\n%s", word, text)
+			}
+			return err
+		})
+		if err != nil {
+			w.t.Errorf("%s: %v", a.name, err)
+		}
+	}
+}
+
+// told returns all refusals, conditions, events and problems, a line each.
+func (w *testbed) told(outcomes []outcome) (string, error) {
+	var text strings.Builder
+	for _, o := range outcomes {
+		if o.refused != nil {
+			fmt.Fprintf(&text, "refused: %v\n", o.refused)
+		}
+	}
+	errs := []error{w.readEvents(&text, w.broker)}
+	for _, c := range w.clusters {
+		var exports v1beta1.ServiceExportList
+		var imports v1beta1.ServiceImportList
+		var members v1alpha1.MemberList
+		ctx := w.t.Context()
+		errs = append(errs, c.List(ctx, &exports), c.List(ctx, &imports), c.List(ctx, &members), w.readEvents(&text, c))
+		for i := range exports.Items {
+			conditions(&text, &exports.Items[i], exports.Items[i].Status.Conditions)
+		}
+		for i := range imports.Items {
+			conditions(&text, &imports.Items[i], imports.Items[i].Status.Conditions)
+		}
+		for i := range members.Items {
+			conditions(&text, &members.Items[i], members.Items[i].Status.Conditions)
+		}
+		for _, p := range c.plane.Status().Problems {
+			fmt.Fprintf(&text, "problem of the agent of %s: %s\n", c.id, p)
+		}
+	}
+	return text.String(), errors.Join(errs...)
+}
+
+func conditions(text *strings.Builder, of client.Object, all []metav1.Condition) {
+	for _, c := range all {
+		fmt.Fprintf(text, "%s/%s: %s=%s: %s: %s\n", of.GetNamespace(), of.GetName(), c.Type, c.Status, c.Reason, c.Message)
+	}
+}
+
+func (w *testbed) readEvents(text *strings.Builder, c client.Client) error {
+	var events eventsv1.EventList
+	if err := c.List(w.t.Context(), &events); err != nil {
+		return err
+	}
+	for i := range events.Items {
+		e := &events.Items[i]
+		fmt.Fprintf(text, "event of %s/%s: %s: %s\n", e.Regarding.Namespace, e.Regarding.Name, e.Reason, e.Note)
+	}
+	return nil
+}
+
+// countRefused returns how many objects an API server refused, and checks that it said why, and that every export that it
+// accepted has a condition.
+func (w *testbed) countRefused(outcomes []outcome) (refused int) {
+	w.t.Helper()
+	for _, o := range outcomes {
+		switch {
+		case o.refused != nil:
+			refused++
+		case o.GetKind() == v1beta1.ServiceExportKindName:
+			err := await(w.t.Context(), patience, func() error {
+				e := &v1beta1.ServiceExport{}
+				if err := w.cluster(o.Cluster).mirror.Get(w.t.Context(), client.ObjectKeyFromObject(o), e); err != nil {
+					return err
+				}
+				if len(e.Status.Conditions) == 0 {
+					return errors.New("no condition")
+				}
+				return nil
+			})
+			if err != nil {
+				w.t.Errorf("%s says nothing: %v", o.Object, err)
+			}
+		}
+	}
+	return refused
+}
