@@ -53,8 +53,8 @@ func (w *testbed) makeLocal() {
 	cmd.Stdin = strings.NewReader(fmt.Sprintf(`table inet bystanders {
 		chain output {
 			type nat hook output priority -100
-			ip daddr { %s } meta l4proto tcp redirect to :%[3]d
-			ip6 daddr { %s } meta l4proto tcp redirect to :%[3]d
+			ip daddr { %[1]s } meta l4proto tcp redirect to :%[3]d
+			ip6 daddr { %[2]s } meta l4proto tcp redirect to :%[3]d
 		}
 	}`, strings.Join(redirected[0], ", "), strings.Join(redirected[1], ", "), answerPort))
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -269,6 +269,9 @@ func (w *testbed) mapHarm(c *cluster) error {
 		return err
 	}
 	for a, fe := range state.Frontends {
+		if c.id == "west" && state.Services[fe.Service].Name == foreign {
+			continue // a node may serve the imports of another implementation
+		}
 		if !slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a.AddrPort.Addr()) }) {
 			return fmt.Errorf("the node of %s serves %s of %s, outside of the ClusterSet's ranges", c.id, a, state.Services[fe.Service])
 		}
@@ -286,6 +289,7 @@ func (w *testbed) mapHarm(c *cluster) error {
 // none, harmless is called before the removal.
 func (w *testbed) trial(objects []hostile.Object, harmless func([]outcome)) (harm error) {
 	w.t.Helper()
+	w.warnings.take()
 	outcomes := w.apply(objects)
 	late, harm := w.judge()
 	w.checkSize(len(objects))
@@ -354,11 +358,11 @@ func describe(objects []hostile.Object) string {
 
 // shorten cuts a long text.
 func shorten(s string) string {
-	const most = 2000
+	const most = 1000
 	if len(s) <= most {
 		return s
 	}
-	return fmt.Sprintf("%s… (%d bytes)", s[:most], len(s))
+	return fmt.Sprintf("%s ... %s (%d bytes)", s[:most/2], s[len(s)-most/2:], len(s))
 }
 
 // size counts the objects of Isthmus in each cluster and on the broker, tombstones apart.

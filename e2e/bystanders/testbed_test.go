@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -77,6 +79,7 @@ type testbed struct {
 	round      int
 	baseline   time.Duration // the slowest change without hostile objects
 	counts     map[string]int
+	warnings   *warnings             // of all controllers and agents
 	originals  map[key]client.Object // objects that hostile objects may change, as they were
 	owned      map[key]bool          // hostile objects that exist
 }
@@ -95,7 +98,7 @@ type cluster struct {
 func newTestbed(t testing.TB) *testbed {
 	t.Helper()
 	netlab.Privileged(t)
-	w := &testbed{t: t, originals: map[key]client.Object{}, owned: map[key]bool{}}
+	w := &testbed{t: t, warnings: &warnings{}, originals: map[key]client.Object{}, owned: map[key]bool{}}
 	brokerConfig := servers.broker.Config(t)
 	w.broker = newClient(t, brokerConfig)
 	w.setUpBroker()
@@ -226,8 +229,8 @@ func texts[T fmt.Stringer](values []T) []string {
 // awaitPolicies waits until the broker's admission policies refuse crook's attempt on another member's record.
 func (w *testbed) awaitPolicies() {
 	w.t.Helper()
-	scene := hostile.Scene{Member: "east", Broker: brokerNamespace, Namespace: shop}
-	own := hostile.Scene{Member: crook, Broker: brokerNamespace, Namespace: shop}
+	scene := hostile.Scene{Member: "east", Broker: brokerNamespace, Namespace: shop, Now: time.Now()}
+	own := hostile.Scene{Member: crook, Broker: brokerNamespace, Namespace: shop, Now: time.Now()}
 	w.eventually("the admission policies are in force", func() error {
 		err := w.crook.Create(w.t.Context(), scene.Record("probe"), client.DryRunAll)
 		if err == nil || !strings.Contains(err.Error(), "writes only objects labelled crook") {
@@ -321,11 +324,39 @@ func (w *testbed) grantController(c *cluster) {
 	}
 }
 
+// log returns the log of a component. Its warnings and errors are part of what is told; with ISTHMUS_HOSTILE_LOG set, all of it
+// is in the output.
 func (w *testbed) log(component string) *slog.Logger {
-	if os.Getenv("ISTHMUS_HOSTILE_LOG") == "" {
-		return slog.New(slog.DiscardHandler)
+	var out io.Writer = w.warnings
+	level := slog.LevelWarn
+	if os.Getenv("ISTHMUS_HOSTILE_LOG") != "" {
+		out, level = io.MultiWriter(w.warnings, w.t.Output()), slog.LevelInfo
 	}
-	return slog.New(slog.NewTextHandler(w.t.Output(), nil)).With("component", component)
+	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level})).With("component", component)
+}
+
+// warnings keeps the end of a log.
+type warnings struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (l *warnings) Write(line []byte) (int, error) {
+	const most = 1 << 20
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, line...)
+	l.text = l.text[max(0, len(l.text)-most):]
+	return len(line), nil
+}
+
+// take returns the log since the last call.
+func (l *warnings) take() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text := string(l.text)
+	l.text = nil
+	return text
 }
 
 func (w *testbed) startController(c *cluster, brokerConfig *rest.Config) {

@@ -13,27 +13,30 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// checkTold waits until a says of an attack is read in a refusal of an API server, a condition, an event or a problem of an
-// agent: its author, or an administrator, learns what is wrong.
+// checkTold waits until the words of an attack are read in a refusal of an API server, a condition, an event, a problem of an
+// agent or a log: its author, or an administrator, learns what is wrong.
 func (w *testbed) checkTold(a attack, outcomes []outcome) {
 	w.t.Helper()
-	for _, word := range a.says {
-		err := await(w.t.Context(), patience, func() error {
-			text, err := w.told(outcomes)
-			if err == nil && !strings.Contains(text, word) {
-				err = fmt.Errorf("nothing tells %q; all that is told:\n%s", word, text)
+	var all strings.Builder
+	err := await(w.t.Context(), patience, func() error {
+		text, err := w.told(outcomes)
+		all.WriteString(text)
+		for _, word := range a.says {
+			if err == nil && !strings.Contains(all.String(), word) {
+				err = fmt.Errorf("nothing tells %q; the last that is told:\n%s", word, text)
 			}
-			return err
-		})
-		if err != nil {
-			w.t.Errorf("%s: %v", a.name, err)
 		}
+		return err
+	})
+	if err != nil {
+		w.t.Errorf("%s: %v", a.name, err)
 	}
 }
 
-// told returns all refusals, conditions, events and problems, a line each.
+// told returns all refusals, conditions, events, problems and the log since the last call, a line each.
 func (w *testbed) told(outcomes []outcome) (string, error) {
 	var text strings.Builder
+	text.WriteString(w.warnings.take())
 	for _, o := range outcomes {
 		if o.refused != nil {
 			fmt.Fprintf(&text, "refused: %v\n", o.refused)
