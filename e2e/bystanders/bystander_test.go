@@ -1,13 +1,11 @@
 package bystanders
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -299,11 +297,6 @@ func (w *testbed) measureBaseline() {
 
 // allowed is how long a change may take beside hostile objects. The floor keeps a busy machine from failing the test.
 func (w *testbed) allowed() time.Duration { return max(2*w.baseline, 2*time.Second) }
-
-// compareNames orders objects by cluster and name.
-func compareNames(a, b key) int {
-	return cmp.Or(strings.Compare(a.cluster, b.cluster), strings.Compare(a.kind, b.kind), strings.Compare(a.namespace, b.namespace), strings.Compare(a.name, b.name))
-}
 
 // pause waits for a moment, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) bool {

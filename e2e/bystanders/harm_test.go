@@ -323,6 +323,7 @@ func (w *testbed) trial(objects []hostile.Object, harmless func([]outcome)) (har
 // recover waits until the bystanders are well again after hostile objects were removed.
 func (w *testbed) recover(objects []hostile.Object) {
 	w.t.Helper()
+	w.change()
 	w.eventually("the bystanders do not recover after these objects were removed:\n"+describe(objects), func() error { return w.missing(w.wants()) })
 	w.client.reset()
 	w.eventually("connections fail after these objects were removed:\n"+describe(objects), func() error {

@@ -23,7 +23,7 @@ func (w *testbed) checkTold(a attack, outcomes []outcome) {
 		all.WriteString(text)
 		for _, word := range a.says {
 			if err == nil && !strings.Contains(all.String(), word) {
-				err = fmt.Errorf("nothing tells %q; the last that is told:\n%s", word, text)
+				err = fmt.Errorf("nothing tells %q; the end of all that is told:\n%s", word, text[max(0, len(text)-4000):])
 			}
 		}
 		return err

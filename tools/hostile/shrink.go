@@ -3,6 +3,7 @@ package hostile
 import (
 	"slices"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -15,9 +16,8 @@ func Shrink(objects []Object, fails func([]Object) bool) []Object {
 		objects[i].Unstructured = objects[i].DeepCopy()
 		smaller := func(fields map[string]any) bool {
 			try := slices.Clone(objects)
-			try[i].Unstructured = objects[i].DeepCopy()
-			try[i].Object = fields
-			return fails(try)
+			try[i].Unstructured = &unstructured.Unstructured{Object: fields}
+			return sameObject(objects[i], try[i]) && fails(try)
 		}
 		objects[i].Object = shrinkFields(objects[i].Object, smaller)
 	}
@@ -40,8 +40,10 @@ func fewest(objects []Object, fails func([]Object) bool) []Object {
 	return objects
 }
 
-// identity are the fields that no reduction removes: without them there is no object.
-var identity = map[string]bool{"apiVersion": true, "kind": true, "name": true, "namespace": true, "metadata": true}
+// sameObject reports whether two forms are of one object.
+func sameObject(a, b Object) bool {
+	return a.GetAPIVersion() == b.GetAPIVersion() && a.GetKind() == b.GetKind() && a.GetNamespace() == b.GetNamespace() && a.GetName() == b.GetName()
+}
 
 // shrinkFields returns fields without what fails can do without.
 func shrinkFields(fields map[string]any, fails func(map[string]any) bool) map[string]any {
@@ -72,9 +74,6 @@ func reduce(v any, fails func(any) bool) (any, bool) {
 
 func reduceMap(m map[string]any, fails func(any) bool) (any, bool) {
 	for _, k := range sortedKeys(m) {
-		if identity[k] {
-			continue
-		}
 		try := runtime.DeepCopyJSON(m)
 		delete(try, k)
 		if fails(try) {
