@@ -232,7 +232,7 @@ _Static_assert(sizeof(struct event) == 112, "event is 112 bytes");
 
 /* The only value of `settings`. */
 struct settings {
-	__u32 observe; /* one of so many choices becomes an event: 0 none, 1 all; refusals always do unless it is 0 */
+	__u32 observe; /* 0: no events; n: an event for every refusal, and for one of n choices */
 	__u32 pad;     /* zero */
 };
 _Static_assert(sizeof(struct settings) == 8, "settings is 8 bytes");

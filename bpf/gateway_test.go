@@ -3,45 +3,22 @@ package bpf_test
 import (
 	"bytes"
 	"net/netip"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
-	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// loadGateway loads a gateway's program once.
-var loadGateway = sync.OnceValues(func() (*ebpf.Collection, error) {
-	spec, err := bpf.LoadGatewaySpec()
-	if err != nil {
-		return nil, err
-	}
-	spec.Maps[bpf.MapConns].MaxEntries = 4096
-	return ebpf.NewCollection(spec)
-})
+var loadGateway = loadOnce(bpf.LoadGatewaySpec)
 
 // newGateway returns a gateway with empty maps. Its namespace has no route, so translated packets continue through
 // the kernel.
 func newGateway(t testing.TB) *path {
 	t.Helper()
-	netlab.Privileged(t)
-	coll, err := loadGateway()
-	if err != nil {
-		t.Fatalf("load: %+v", err)
-	}
-	p := &path{t: t, coll: coll}
-	for name, m := range coll.Maps {
-		if slices.Contains([]ebpf.MapType{ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie}, m.Type()) {
-			p.clear(name, m)
-		}
-	}
-	return p
+	return newEmpty(t, loadGateway)
 }
 
 // balance adds a VIP with one backend. source replaces the clients' addresses if it is valid.
@@ -186,33 +163,13 @@ func TestGatewayTruncated(t *testing.T) {
 //	go test -run '^$' -fuzz FuzzGateway -fuzztime 10m ./bpf
 func FuzzGateway(f *testing.F) {
 	newGateway(f)
-	for _, s := range sides {
-		for _, proto := range transports {
-			there, back := s.opening(proto), s.answer(proto)
-			for _, seed := range []frame{
-				there, back, there.to(netip.AddrPortFrom(s.vip.Addr(), 1)), back.to(netip.AddrPortFrom(s.vip.Addr(), s.client.Port())),
-				icmpUnreachable(s.router, s.client.Addr(), there.to(s.backend)), icmpUnreachable(s.router, s.vip.Addr(), back.from(s.vip)),
-				icmpUnreachable(s.router, s.vip.Addr(), back.from(s.vip).back()),
-			} {
-				f.Add(seed.bytes())
-			}
-			tagged := there
-			tagged.vlan = []int{7, 8}
-			tagged.options = []byte{1, 1, 1, 0}
-			tagged.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}, {unix.IPPROTO_DSTOPTS, make([]byte, 14)}}
-			f.Add(tagged.bytes())
-			whole := there
-			whole.payload, whole.id = make([]byte, 300), 9
-			f.Add(whole.fragment(0, 160).bytes())
-			f.Add(whole.fragment(160, 80).bytes())
+	addSeeds(f, func(s side, there, back frame) []frame {
+		return []frame{
+			there, back, there.to(netip.AddrPortFrom(s.vip.Addr(), 1)), back.to(netip.AddrPortFrom(s.vip.Addr(), s.client.Port())),
+			icmpUnreachable(s.router, s.client.Addr(), there.to(s.backend)), icmpUnreachable(s.router, s.vip.Addr(), back.from(s.vip)),
+			icmpUnreachable(s.router, s.vip.Addr(), back.from(s.vip).back()),
 		}
-		whole := s.opening(udp).bytes()
-		for i := 14; i < len(whole); i++ {
-			lie := bytes.Clone(whole)
-			lie[i] ^= 0xff
-			f.Add(lie)
-		}
-	}
+	})
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if len(in) < 14+40 || len(in) > 3000 {
 			t.Skip("no packet the kernel makes a test of")

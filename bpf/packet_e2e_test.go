@@ -106,6 +106,7 @@ func (l *lab) join(left, right *netlab.Namespace, leftName, rightName string, i 
 		if err != nil {
 			return fmt.Errorf("address %s: %w", other, err)
 		}
+		addr.Flags = unix.IFA_F_NODAD // otherwise the address is not usable at once
 		return errors.Join(netlink.LinkSetDown(dev), netlink.LinkSetName(dev, name), netlink.LinkSetUp(dev), netlink.AddrAdd(dev, addr))
 	}
 	l.in(left, func() error { return finish(leftName, pair[0].left, pair[1].left) })
@@ -451,6 +452,7 @@ func TestPacketEndOtherRouter(t *testing.T) {
 				if err != nil {
 					return err
 				}
+				addr.Flags = unix.IFA_F_NODAD // otherwise the address is not usable at once
 				return netlink.AddrAdd(dev, addr)
 			})
 			other := netip.MustParsePrefix(others[family]).Addr()

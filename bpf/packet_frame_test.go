@@ -201,7 +201,7 @@ func (f frame) from(src netip.AddrPort) frame { f.src = src; return f }
 // back returns the reply to the frame.
 func (f frame) back() frame { f.src, f.dst = f.dst, f.src; return f }
 
-// fragment returns n bytes of the frame's datagram, from offset on.
+// fragment returns the IP fragment of f that carries n bytes of its datagram, starting at offset.
 func (f frame) fragment(offset, n int) frame {
 	l4 := f.transport()
 	f.offset, f.more, f.bare = offset, offset+n < len(l4), true

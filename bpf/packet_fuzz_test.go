@@ -12,36 +12,22 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// FuzzPacket passes arbitrary bytes to every program, with an open flow of each protocol. It checks the invariants: a
-// known verdict, an unchanged length or a short reply, and no right checksum that becomes wrong. The seeds run with
-// the other tests. For a longer run:
-//
-//	go test -run '^$' -fuzz FuzzPacket -fuzztime 10m ./bpf
-func FuzzPacket(f *testing.F) {
-	newPath(f) // loading takes longer than the fuzzer allows for one input
+// addSeeds adds the frames that ofFlow returns for a flow of each transport in each family, its opening with more headers
+// and in fragments, and packets with one wrong byte.
+func addSeeds(f *testing.F, ofFlow func(s side, there, back frame) []frame) {
+	f.Helper()
 	for _, s := range sides {
 		for _, proto := range transports {
-			seed := func(fr frame) { f.Add(fr.bytes()) }
-			there, back := s.opening(proto), s.answer(proto)
-			seed(there)
-			seed(back)
-			seed(there.to(s.elsewhere))
-			seed(there.to(netip.AddrPortFrom(s.vip.Addr(), 1)))
-			seed(icmpUnreachable(s.router, s.client.Addr(), there.to(s.backend)))
-			seed(icmpUnreachable(s.client.Addr(), s.vip.Addr(), back.from(s.vip)))
-			tagged := there
+			there := s.opening(proto)
+			tagged, whole := there, there
 			tagged.vlan = []int{7, 8}
 			tagged.options = []byte{1, 1, 1, 0}
 			tagged.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}, {unix.IPPROTO_DSTOPTS, make([]byte, 14)}}
-			seed(tagged)
-			whole := there
 			whole.payload, whole.id = make([]byte, 300), 9
-			seed(whole.fragment(0, 160))
-			seed(whole.fragment(160, 80))
+			for _, seed := range append(ofFlow(s, there, s.answer(proto)), tagged, whole.fragment(0, 160), whole.fragment(160, 80)) {
+				f.Add(seed.bytes())
+			}
 		}
-	}
-	// One seed with lengths that are all wrong.
-	for _, s := range sides {
 		whole := s.opening(udp).bytes()
 		for i := 14; i < len(whole); i++ {
 			lie := bytes.Clone(whole)
@@ -49,6 +35,21 @@ func FuzzPacket(f *testing.F) {
 			f.Add(lie)
 		}
 	}
+}
+
+// FuzzPacket passes arbitrary bytes to every program, with an open flow of each protocol. It checks the invariants: a
+// known verdict, an unchanged length or a short reply, and no right checksum that becomes wrong. The seeds run with
+// the other tests. For a longer run:
+//
+//	go test -run '^$' -fuzz FuzzPacket -fuzztime 10m ./bpf
+func FuzzPacket(f *testing.F) {
+	newPath(f) // loading takes longer than the fuzzer allows for one input
+	addSeeds(f, func(s side, there, back frame) []frame {
+		return []frame{
+			there, back, there.to(s.elsewhere), there.to(netip.AddrPortFrom(s.vip.Addr(), 1)),
+			icmpUnreachable(s.router, s.client.Addr(), there.to(s.backend)), icmpUnreachable(s.client.Addr(), s.vip.Addr(), back.from(s.vip)),
+		}
+	})
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if len(in) < 14+40 || len(in) > 3000 {
 			t.Skip("no packet the kernel makes a test of")

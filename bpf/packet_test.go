@@ -106,21 +106,23 @@ type path struct {
 	coll *ebpf.Collection
 }
 
-// loadPath loads the programs once: the verifier takes a second for them.
-var loadPath = sync.OnceValues(func() (*ebpf.Collection, error) {
-	spec, err := bpf.LoadPacketSpec()
-	if err != nil {
-		return nil, err
-	}
-	spec.Maps[bpf.MapConns].MaxEntries = 4096 // the map is preallocated
-	return ebpf.NewCollection(spec)
-})
+// loadOnce returns a function that loads programs at its first call: the verifier takes a second for them.
+func loadOnce(read func() (*ebpf.CollectionSpec, error)) func() (*ebpf.Collection, error) {
+	return sync.OnceValues(func() (*ebpf.Collection, error) {
+		spec, err := read()
+		if err != nil {
+			return nil, err
+		}
+		spec.Maps[bpf.MapConns].MaxEntries = 4096 // the map is preallocated
+		return ebpf.NewCollection(spec)
+	})
+}
 
-// newPath returns the programs with empty maps.
-func newPath(t testing.TB) *path {
+// newEmpty returns loaded programs with empty maps.
+func newEmpty(t testing.TB, load func() (*ebpf.Collection, error)) *path {
 	t.Helper()
 	netlab.Privileged(t)
-	coll, err := loadPath()
+	coll, err := load()
 	if err != nil {
 		t.Fatalf("load: %+v", err)
 	}
@@ -130,6 +132,15 @@ func newPath(t testing.TB) *path {
 			p.clear(name, m)
 		}
 	}
+	return p
+}
+
+var loadPath = loadOnce(bpf.LoadPacketSpec)
+
+// newPath returns the packet path with empty maps.
+func newPath(t testing.TB) *path {
+	t.Helper()
+	p := newEmpty(t, loadPath)
 	for i := range uint32(256) {
 		p.put(bpf.MapClusters, i, bpf.Cluster{})
 	}
@@ -307,6 +318,14 @@ func crossings() map[string]crossing {
 	return all
 }
 
+// inEach runs a test for each transport in each family, on a path with empty maps.
+func inEach(t *testing.T, test func(t *testing.T, p *path, s side, proto uint8)) {
+	t.Helper()
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) { test(t, newPath(t), of.side, of.proto) })
+	}
+}
+
 func TestPacketTranslation(t *testing.T) {
 	variants := map[string]struct {
 		change func(*frame)
@@ -373,24 +392,20 @@ func TestPacketTranslation(t *testing.T) {
 // Replies to clients leave by an uplink only after a client came in by a device that is not a client's.
 func TestPacketRoutedClients(t *testing.T) {
 	const loopback = 1 // the device of test runs
-	for name, of := range crossings() {
-		t.Run(name, func(t *testing.T) {
-			s, proto := of.side, of.proto
-			p := newPath(t)
-			p.put(bpf.MapRoutedClients, uint32(0), uint32(0))
-			p.put(bpf.MapDevices, uint32(loopback), bpf.Device{Flags: bpf.DeviceClient})
-			p.serve(1, proto, s.vip, s.backend)
-			there, back := s.opening(proto), s.answer(proto)
-			p.translated(bpf.ProgFromClient, there, there.to(s.backend))
-			p.untouched(bpf.ProgToNetwork, back.bytes())
-			p.translated(bpf.ProgToClient, back, back.from(s.vip))
-			p.delete(bpf.MapDevices, uint32(loopback))
-			other := netip.AddrPortFrom(s.client.Addr().Next(), s.client.Port())
-			p.translated(bpf.ProgFromNetwork, there.from(other), there.from(other).to(s.backend))
-			p.translated(bpf.ProgToNetwork, back.to(other), back.to(other).from(s.vip))
-			p.translated(bpf.ProgToNetwork, back, back.from(s.vip))
-		})
-	}
+	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		p.put(bpf.MapRoutedClients, uint32(0), uint32(0))
+		p.put(bpf.MapDevices, uint32(loopback), bpf.Device{Flags: bpf.DeviceClient})
+		p.serve(1, proto, s.vip, s.backend)
+		there, back := s.opening(proto), s.answer(proto)
+		p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+		p.untouched(bpf.ProgToNetwork, back.bytes())
+		p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		p.delete(bpf.MapDevices, uint32(loopback))
+		other := netip.AddrPortFrom(s.client.Addr().Next(), s.client.Port())
+		p.translated(bpf.ProgFromNetwork, there.from(other), there.from(other).to(s.backend))
+		p.translated(bpf.ProgToNetwork, back.to(other), back.to(other).from(s.vip))
+		p.translated(bpf.ProgToNetwork, back, back.from(s.vip))
+	})
 }
 
 // A frame is padded to the minimum length of Ethernet: the padding is not part of the packet.
@@ -1019,7 +1034,7 @@ func TestPacketReopenedFlowIsNew(t *testing.T) {
 						p.run(here, s.tcp(syn).bytes())
 						how(p)
 						p.age(time.Hour)
-						if change == "no way back" {
+						if change == "no reply entry" {
 							p.delete(bpf.MapConns, backWay)
 						}
 						do(p)
@@ -1113,28 +1128,24 @@ func (p *path) flows() map[bpf.ConnKey]bpf.Conn {
 
 // Evidence of life is what a backend did, never what was sent to it.
 func TestPacketEvidence(t *testing.T) {
-	for name, of := range crossings() {
-		t.Run(name, func(t *testing.T) {
-			s, proto := of.side, of.proto
-			p := newPath(t)
-			p.serve(7, proto, s.vip, s.backend)
-			p.run(bpf.ProgFromClient, s.opening(proto).bytes())
-			if got := p.cluster(7); got.Established != 0 || got.AnsweredAt != 0 {
-				t.Errorf("an opening is evidence: %+v", got)
-			}
-			p.run(bpf.ProgToClient, s.answer(proto).bytes())
-			p.run(bpf.ProgToClient, s.answer(proto).bytes())
-			got := p.cluster(7)
-			if got.Established != 1 || got.Reset != 0 || got.AnsweredAt == 0 {
-				t.Errorf("after an answer: %+v", got)
-			}
-			p.age(2 * time.Second)
-			p.run(bpf.ProgToClient, s.answer(proto).bytes())
-			if later := p.cluster(7); later.AnsweredAt <= got.AnsweredAt || later.Established != 1 {
-				t.Errorf("after another: %+v", later)
-			}
-		})
-	}
+	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		p.serve(7, proto, s.vip, s.backend)
+		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+		if got := p.cluster(7); got.Established != 0 || got.AnsweredAt != 0 {
+			t.Errorf("an opening is evidence: %+v", got)
+		}
+		p.run(bpf.ProgToClient, s.answer(proto).bytes())
+		p.run(bpf.ProgToClient, s.answer(proto).bytes())
+		got := p.cluster(7)
+		if got.Established != 1 || got.Reset != 0 || got.AnsweredAt == 0 {
+			t.Errorf("after an answer: %+v", got)
+		}
+		p.age(2 * time.Second)
+		p.run(bpf.ProgToClient, s.answer(proto).bytes())
+		if later := p.cluster(7); later.AnsweredAt <= got.AnsweredAt || later.Established != 1 {
+			t.Errorf("after another: %+v", later)
+		}
+	})
 	t.Run("refused", func(t *testing.T) {
 		s, p := sides["IPv4"], newPath(t)
 		p.serve(7, tcp, s.vip, s.backend)
@@ -1149,36 +1160,32 @@ func TestPacketEvidence(t *testing.T) {
 // Two VIPs may lead the same client and port to one backend. The backend then sees two ports, and both replies
 // arrive.
 func TestPacketNATPort(t *testing.T) {
-	for name, of := range crossings() {
-		t.Run(name, func(t *testing.T) {
-			s, proto := of.side, of.proto
-			p := newPath(t)
-			second := s
-			second.vip = netip.AddrPortFrom(s.vip.Addr().Next(), 99)
-			p.serve(1, proto, s.vip, s.backend)
-			p.serve(2, proto, second.vip, s.backend)
-			p.translated(bpf.ProgFromClient, s.opening(proto), s.opening(proto).to(s.backend))
-			p.run(bpf.ProgFromClient, second.opening(proto).bytes())
-			var c bpf.Conn
-			if err := p.coll.Maps[bpf.MapConns].Lookup(connKey(s.client, second.vip, proto, 0), &c); err != nil {
-				t.Fatal(err)
-			}
-			if c.ClientPort == s.client.Port() || c.ClientPort < 32768 {
-				t.Fatalf("the second flow has port %d", c.ClientPort)
-			}
-			natted := netip.AddrPortFrom(s.client.Addr(), c.ClientPort)
-			f := second.opening(proto)
-			p.translated(bpf.ProgFromClient, f, f.to(s.backend).from(natted))
-			back := s.answer(proto)
-			p.translated(bpf.ProgToClient, back, back.from(s.vip))
-			p.translated(bpf.ProgToClient, back.to(natted), back.from(second.vip))
-			// An error about the second flow is translated too.
-			if proto != sctp {
-				lost, seen := icmpUnreachable(s.router, s.client.Addr(), f.to(s.backend).from(natted)), icmpUnreachable(s.router, s.client.Addr(), f)
-				p.translated(bpf.ProgToClient, lost, seen)
-			}
-		})
-	}
+	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		second := s
+		second.vip = netip.AddrPortFrom(s.vip.Addr().Next(), 99)
+		p.serve(1, proto, s.vip, s.backend)
+		p.serve(2, proto, second.vip, s.backend)
+		p.translated(bpf.ProgFromClient, s.opening(proto), s.opening(proto).to(s.backend))
+		p.run(bpf.ProgFromClient, second.opening(proto).bytes())
+		var c bpf.Conn
+		if err := p.coll.Maps[bpf.MapConns].Lookup(connKey(s.client, second.vip, proto, 0), &c); err != nil {
+			t.Fatal(err)
+		}
+		if c.ClientPort == s.client.Port() || c.ClientPort < 32768 {
+			t.Fatalf("the second flow has port %d", c.ClientPort)
+		}
+		natted := netip.AddrPortFrom(s.client.Addr(), c.ClientPort)
+		f := second.opening(proto)
+		p.translated(bpf.ProgFromClient, f, f.to(s.backend).from(natted))
+		back := s.answer(proto)
+		p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		p.translated(bpf.ProgToClient, back.to(natted), back.from(second.vip))
+		// An error about the second flow is translated too.
+		if proto != sctp {
+			lost, seen := icmpUnreachable(s.router, s.client.Addr(), f.to(s.backend).from(natted)), icmpUnreachable(s.router, s.client.Addr(), f)
+			p.translated(bpf.ProgToClient, lost, seen)
+		}
+	})
 }
 
 // icmpUnreachable returns an ICMP error about f. It quotes no TCP checksum, which is never translated.
@@ -1194,38 +1201,34 @@ func icmpUnreachable(from, to netip.Addr, f frame) frame {
 }
 
 func TestPacketErrors(t *testing.T) {
-	for name, of := range crossings() {
-		t.Run(name, func(t *testing.T) {
-			s, proto := of.side, of.proto
-			p := newPath(t)
-			p.serve(1, proto, s.vip, s.backend)
-			there, back := s.opening(proto), s.answer(proto)
-			if proto == sctp {
-				there.payload, back.payload = nil, nil
-			}
-			p.run(bpf.ProgFromClient, there.bytes())
-			p.run(bpf.ProgToClient, back.bytes())
-			lost := there.to(s.backend)
+	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		p.serve(1, proto, s.vip, s.backend)
+		there, back := s.opening(proto), s.answer(proto)
+		if proto == sctp {
+			there.payload, back.payload = nil, nil
+		}
+		p.run(bpf.ProgFromClient, there.bytes())
+		p.run(bpf.ProgToClient, back.bytes())
+		lost := there.to(s.backend)
 
-			// An error to the client, about its packet: from a router on the way, and from the backend itself.
-			p.translated(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost), icmpUnreachable(s.router, s.client.Addr(), there))
-			p.translated(bpf.ProgToClient, icmpUnreachable(s.backend.Addr(), s.client.Addr(), lost), icmpUnreachable(s.vip.Addr(), s.client.Addr(), there))
-			// An error to the backend, about its packet: from the client, and from a router before it.
-			seen := back.from(s.vip)
-			p.translated(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen), icmpUnreachable(s.client.Addr(), s.backend.Addr(), back))
-			p.translated(bpf.ProgFromClient, icmpUnreachable(s.router, s.vip.Addr(), seen), icmpUnreachable(s.router, s.backend.Addr(), back))
-			// An error about another flow.
-			unknownClient := netip.AddrPortFrom(s.client.Addr(), 4)
-			p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.from(unknownClient)).bytes())
-			p.untouched(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(unknownClient)).bytes())
-			p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.to(s.elsewhere)).bytes())
-			p.wantRefusals(map[string]uint64{})
-			p.addRange(s.ranges)
-			unknown := icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(unknownClient)).bytes()
-			p.want(bpf.ProgFromClient, unknown, dropped, unknown)
-			p.wantRefusals(map[string]uint64{"0 no_connection": 1})
-		})
-	}
+		// An error to the client, about its packet: from a router on the way, and from the backend itself.
+		p.translated(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost), icmpUnreachable(s.router, s.client.Addr(), there))
+		p.translated(bpf.ProgToClient, icmpUnreachable(s.backend.Addr(), s.client.Addr(), lost), icmpUnreachable(s.vip.Addr(), s.client.Addr(), there))
+		// An error to the backend, about its packet: from the client, and from a router before it.
+		seen := back.from(s.vip)
+		p.translated(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen), icmpUnreachable(s.client.Addr(), s.backend.Addr(), back))
+		p.translated(bpf.ProgFromClient, icmpUnreachable(s.router, s.vip.Addr(), seen), icmpUnreachable(s.router, s.backend.Addr(), back))
+		// An error about another flow.
+		unknownClient := netip.AddrPortFrom(s.client.Addr(), 4)
+		p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.from(unknownClient)).bytes())
+		p.untouched(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(unknownClient)).bytes())
+		p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.to(s.elsewhere)).bytes())
+		p.wantRefusals(map[string]uint64{})
+		p.addRange(s.ranges)
+		unknown := icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(unknownClient)).bytes()
+		p.want(bpf.ProgFromClient, unknown, dropped, unknown)
+		p.wantRefusals(map[string]uint64{"0 no_connection": 1})
+	})
 }
 
 // ICMP errors, and the packets that they quote, may have options and extension headers.
@@ -1295,60 +1298,56 @@ func spoil(f *frame) {
 // An ICMP error may be truncated. If it quotes enough of a packet, it is translated. Otherwise it passes unchanged on
 // the way to a client, and is dropped on the way to a VIP.
 func TestPacketErrorsTruncated(t *testing.T) {
-	for name, of := range crossings() {
-		t.Run(name, func(t *testing.T) {
-			s, proto := of.side, of.proto
-			p := newPath(t)
-			p.addRange(s.ranges)
-			p.serve(1, proto, s.vip, s.backend)
-			p.run(bpf.ProgFromClient, s.opening(proto).bytes())
-			p.run(bpf.ProgToClient, s.answer(proto).bytes())
-			cut := func(f frame, n int) frame {
-				e := icmp(f.src.Addr(), f.dst.Addr(), f.payload[0], f.payload[1], 1400, f.payload[8:max(n, 8)])
-				e.payload = e.payload[:n]
-				return e
-			}
-			sent, got := s.opening(proto), s.answer(proto)
-			toClient, atClient := icmpUnreachable(s.router, s.client.Addr(), sent.to(s.backend)), icmpUnreachable(s.router, s.client.Addr(), sent)
-			toVIP, atBackend := icmpUnreachable(s.client.Addr(), s.vip.Addr(), got.from(s.vip)), icmpUnreachable(s.client.Addr(), s.backend.Addr(), got)
-			want := map[string]uint64{}
-			for n := range len(toClient.payload) + 1 {
-				enough := n >= 8+s.header()+8
-				for _, prog := range back {
-					if enough {
-						p.translated(prog, cut(toClient, n), cut(atClient, n))
-					} else {
-						p.untouched(prog, cut(toClient, n).bytes())
-					}
-				}
-				for _, prog := range there {
-					switch {
-					case enough:
-						p.translated(prog, cut(toVIP, n), cut(atBackend, n))
-						continue
-					case n < 8:
-						want["0 malformed"]++
-					default:
-						want["0 no_connection"]++
-					}
-					p.want(prog, cut(toVIP, n).bytes(), dropped, cut(toVIP, n).bytes())
+	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		p.addRange(s.ranges)
+		p.serve(1, proto, s.vip, s.backend)
+		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+		p.run(bpf.ProgToClient, s.answer(proto).bytes())
+		cut := func(f frame, n int) frame {
+			e := icmp(f.src.Addr(), f.dst.Addr(), f.payload[0], f.payload[1], 1400, f.payload[8:max(n, 8)])
+			e.payload = e.payload[:n]
+			return e
+		}
+		sent, got := s.opening(proto), s.answer(proto)
+		toClient, atClient := icmpUnreachable(s.router, s.client.Addr(), sent.to(s.backend)), icmpUnreachable(s.router, s.client.Addr(), sent)
+		toVIP, atBackend := icmpUnreachable(s.client.Addr(), s.vip.Addr(), got.from(s.vip)), icmpUnreachable(s.client.Addr(), s.backend.Addr(), got)
+		want := map[string]uint64{}
+		for n := range len(toClient.payload) + 1 {
+			enough := n >= 8+s.header()+8
+			for _, prog := range back {
+				if enough {
+					p.translated(prog, cut(toClient, n), cut(atClient, n))
+				} else {
+					p.untouched(prog, cut(toClient, n).bytes())
 				}
 			}
-			p.wantRefusals(want)
-			// The error ends before its header says.
-			whole := toVIP.bytes()
-			for n := 14 + s.header(); n < len(whole); n++ {
-				for _, prog := range there {
+			for _, prog := range there {
+				switch {
+				case enough:
+					p.translated(prog, cut(toVIP, n), cut(atBackend, n))
+					continue
+				case n < 8:
 					want["0 malformed"]++
-					p.want(prog, whole[:n], dropped, whole[:n])
+				default:
+					want["0 no_connection"]++
 				}
-				for _, prog := range back {
-					p.untouched(prog, toClient.bytes()[:n])
-				}
+				p.want(prog, cut(toVIP, n).bytes(), dropped, cut(toVIP, n).bytes())
 			}
-			p.wantRefusals(want)
-		})
-	}
+		}
+		p.wantRefusals(want)
+		// The error ends before its header says.
+		whole := toVIP.bytes()
+		for n := 14 + s.header(); n < len(whole); n++ {
+			for _, prog := range there {
+				want["0 malformed"]++
+				p.want(prog, whole[:n], dropped, whole[:n])
+			}
+			for _, prog := range back {
+				p.untouched(prog, toClient.bytes()[:n])
+			}
+		}
+		p.wantRefusals(want)
+	})
 }
 
 // Only the first fragment of a datagram has the ports.
@@ -1444,28 +1443,24 @@ func TestPacketZeroChecksum(t *testing.T) {
 
 // If the device delivered the sum over the whole packet, that sum stays correct.
 func TestPacketCompleteChecksum(t *testing.T) {
-	for name, of := range crossings() {
-		t.Run(name, func(t *testing.T) {
-			s, proto := of.side, of.proto
-			p := newPath(t)
-			p.set(bpf.PacketFast)
-			p.serve(1, proto, s.vip, s.backend)
-			there, back := s.opening(proto), s.answer(proto)
-			p.complete(bpf.ProgFromClient, passed, there, there.to(s.backend))
-			p.complete(bpf.ProgToClient, passed, back, back.from(s.vip))
+	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		p.set(bpf.PacketFast)
+		p.serve(1, proto, s.vip, s.backend)
+		there, back := s.opening(proto), s.answer(proto)
+		p.complete(bpf.ProgFromClient, passed, there, there.to(s.backend))
+		p.complete(bpf.ProgToClient, passed, back, back.from(s.vip))
 
-			var c bpf.Conn
-			key := connKey(s.client, s.backend, proto, 1)
-			if err := p.coll.Maps[bpf.MapConns].Lookup(key, &c); err != nil {
-				t.Fatal(err)
-			}
-			c.Flags |= bpf.ConnFast
-			p.put(bpf.MapConns, key, c)
-			hopped := back.from(s.vip)
-			hopped.hops = 63
-			p.complete(bpf.ProgFromNetwork, sentBack, back, hopped)
-		})
-	}
+		var c bpf.Conn
+		key := connKey(s.client, s.backend, proto, 1)
+		if err := p.coll.Maps[bpf.MapConns].Lookup(key, &c); err != nil {
+			t.Fatal(err)
+		}
+		c.Flags |= bpf.ConnFast
+		p.put(bpf.MapConns, key, c)
+		hopped := back.from(s.vip)
+		hopped.hops = 63
+		p.complete(bpf.ProgFromNetwork, sentBack, back, hopped)
+	})
 }
 
 // complete expects a packet to become another one, and the device's sum to follow.
@@ -1500,28 +1495,24 @@ func zeroing(f frame) []byte {
 // If one entry of a flow was evicted, the next packet of the other direction that refreshes the flow creates it
 // again.
 func TestPacketHalfEvicted(t *testing.T) {
-	for name, of := range crossings() {
-		t.Run(name, func(t *testing.T) {
-			s, proto := of.side, of.proto
-			p := newPath(t)
-			p.serve(1, proto, s.vip, s.backend)
-			there, back := s.opening(proto), s.answer(proto)
-			p.translated(bpf.ProgFromClient, there, there.to(s.backend))
-			p.translated(bpf.ProgToClient, back, back.from(s.vip))
-			p.delete(bpf.MapConns, connKey(s.client, s.backend, proto, 1))
-			p.age(2 * time.Second)
-			p.translated(bpf.ProgFromClient, there, there.to(s.backend))
-			p.translated(bpf.ProgToClient, back, back.from(s.vip))
-			p.delete(bpf.MapConns, connKey(s.client, s.vip, proto, 0))
-			p.age(2 * time.Second)
-			p.translated(bpf.ProgToClient, back, back.from(s.vip))
-			more := there
-			if proto != udp {
-				more.flags = 0
-			}
-			p.translated(bpf.ProgFromClient, more, more.to(s.backend))
-		})
-	}
+	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		p.serve(1, proto, s.vip, s.backend)
+		there, back := s.opening(proto), s.answer(proto)
+		p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+		p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		p.delete(bpf.MapConns, connKey(s.client, s.backend, proto, 1))
+		p.age(2 * time.Second)
+		p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+		p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		p.delete(bpf.MapConns, connKey(s.client, s.vip, proto, 0))
+		p.age(2 * time.Second)
+		p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		more := there
+		if proto != udp {
+			more.flags = 0
+		}
+		p.translated(bpf.ProgFromClient, more, more.to(s.backend))
+	})
 }
 
 // Session affinity identifies a client by its address. Maglev depends on the packet alone.
@@ -1583,50 +1574,46 @@ func TestPacketChoice(t *testing.T) {
 }
 
 func TestPacketEvents(t *testing.T) {
-	for name, of := range crossings() {
-		t.Run(name, func(t *testing.T) {
-			s, proto := of.side, of.proto
-			p := newPath(t)
-			p.addRange(s.ranges)
-			p.serve(4, proto, s.vip, s.backend)
-			p.put(bpf.MapSettings, uint32(0), bpf.Settings{Observe: 1})
-			events, err := ringbuf.NewReader(p.coll.Maps[bpf.MapEvents])
+	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		p.addRange(s.ranges)
+		p.serve(4, proto, s.vip, s.backend)
+		p.put(bpf.MapSettings, uint32(0), bpf.Settings{Observe: 1})
+		events, err := ringbuf.NewReader(p.coll.Maps[bpf.MapEvents])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer events.Close()
+		nowhere := netip.AddrPortFrom(s.vip.Addr(), 1)
+		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+		p.run(bpf.ProgFromClient, s.opening(proto).bytes()) // of the same flow: no new choice
+		p.run(bpf.ProgFromClient, s.opening(proto).to(nowhere).bytes())
+		for _, want := range []bpf.Event{
+			{
+				Kind: bpf.EventChosen, Path: bpf.PathPacket, Service: 4, Cluster: 4, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
+				Vip: bpf.Addr16(s.vip.Addr()), VipPort: s.vip.Port(), Backend: bpf.Addr16(s.backend.Addr()), BackendPort: s.backend.Port(),
+			},
+			{
+				Kind: bpf.EventRefused, Path: bpf.PathPacket, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
+				Vip: bpf.Addr16(s.vip.Addr()), VipPort: 1, Reason: 4,
+			},
+		} {
+			events.SetDeadline(time.Now().Add(time.Second))
+			record, err := events.Read()
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer events.Close()
-			nowhere := netip.AddrPortFrom(s.vip.Addr(), 1)
-			p.run(bpf.ProgFromClient, s.opening(proto).bytes())
-			p.run(bpf.ProgFromClient, s.opening(proto).bytes()) // of the same flow: no new choice
-			p.run(bpf.ProgFromClient, s.opening(proto).to(nowhere).bytes())
-			for _, want := range []bpf.Event{
-				{
-					Kind: bpf.EventChosen, Path: bpf.PathPacket, Service: 4, Cluster: 4, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
-					Vip: bpf.Addr16(s.vip.Addr()), VipPort: s.vip.Port(), Backend: bpf.Addr16(s.backend.Addr()), BackendPort: s.backend.Port(),
-				},
-				{
-					Kind: bpf.EventRefused, Path: bpf.PathPacket, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
-					Vip: bpf.Addr16(s.vip.Addr()), VipPort: 1, Reason: 4,
-				},
-			} {
-				events.SetDeadline(time.Now().Add(time.Second))
-				record, err := events.Read()
-				if err != nil {
-					t.Fatal(err)
-				}
-				var got bpf.Event
-				if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &got); err != nil {
-					t.Fatal(err)
-				}
-				want.Time = got.Time
-				if got != want || got.Time == 0 {
-					t.Errorf("event %+v, want %+v", got, want)
-				}
+			var got bpf.Event
+			if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &got); err != nil {
+				t.Fatal(err)
 			}
-			events.SetDeadline(time.Now())
-			if _, err := events.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("one event too many: %v", err)
+			want.Time = got.Time
+			if got != want || got.Time == 0 {
+				t.Errorf("event %+v, want %+v", got, want)
 			}
-		})
-	}
+		}
+		events.SetDeadline(time.Now())
+		if _, err := events.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("one event too many: %v", err)
+		}
+	})
 }

@@ -27,8 +27,8 @@ type vipRanges struct {
 	ranges     []netip.Prefix // while guaranteed
 }
 
-// start takes over from the previous process. It guarantees nothing before the first Apply. Flows on the fast path stay
-// there.
+// start withdraws the guarantee that the previous process gave, until afterApply has checked it again. Flows that the previous
+// process put on the fast path stay there.
 func (v *vipRanges) start() error {
 	var before bpf.PacketSettings
 	if err := v.settings.Lookup(uint32(0), &before); err != nil {

@@ -29,8 +29,8 @@ func (p *Planner) adoptNames(have State) {
 	}
 }
 
-// adoptBackends takes over the backends and returns them by number. Where two numbers name the same backend, the lower
-// one stays.
+// adoptBackends takes over the kernel's backends and returns them by id. If two ids are of the same backend, it keeps the lower
+// one.
 func (p *Planner) adoptBackends(have State) map[BackendID]*backend {
 	byID := make(map[BackendID]*backend, len(have.Backends))
 	for _, id := range slices.Sorted(maps.Keys(have.Backends)) {

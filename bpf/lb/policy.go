@@ -14,8 +14,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// The annotations of a ServiceImport by which the owner of a Service sets its traffic policy. They come from the
-// exportedAnnotations of its ServiceExports.
+// Annotations for the traffic policy of a Service. Its owner sets them in the exportedAnnotations of a ServiceExport, and
+// they arrive here on the ServiceImport.
 const (
 	// AnnotationPrefer lists tiers in the order of preference, such as "node,zone,cluster,remote" or some of these.
 	// The first tier with a ready endpoint serves; endpoints in none of them serve when no tier has a ready one.

@@ -56,8 +56,8 @@ type topologyWatcher struct {
 	ready chan struct{} // closed when the first lookup is complete, or after topologyTimeout
 }
 
-// lookup is the outcome of one attempt to look up the topology.
-type lookup struct {
+// lookupResult is the outcome of one attempt to look up the topology.
+type lookupResult struct {
 	topology agent.Topology
 	missing  error // the unknown parts, and why
 	retry    bool  // the API server did not answer properly
@@ -71,7 +71,7 @@ func (w *topologyWatcher) Run(ctx context.Context) error {
 	retry, logged := topologyRetry, ""
 	topology := w.cfg.topology()
 	for {
-		l := w.look(ctx, topology)
+		l := w.lookup(ctx, topology)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -107,9 +107,9 @@ func (w *topologyWatcher) Run(ctx context.Context) error {
 // release lets snapshots pass from now on.
 func (w *topologyWatcher) release() { w.once.Do(func() { close(w.ready) }) }
 
-// look looks up the parts of the topology that no flag sets. A part that cannot be found keeps its last value.
-func (w *topologyWatcher) look(ctx context.Context, last agent.Topology) lookup {
-	l := lookup{topology: last}
+// lookup looks up the parts of the topology that no flag sets. A part that cannot be found keeps its last value.
+func (w *topologyWatcher) lookup(ctx context.Context, last agent.Topology) lookupResult {
+	l := lookupResult{topology: last}
 	if w.server == nil {
 		return l
 	}

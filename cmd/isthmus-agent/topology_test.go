@@ -98,7 +98,7 @@ func TestTopologyLookup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &apiServer{objects: tc.objects}
 			w := newTopologyWatcher(t, s, tc.cfg)
-			got := w.look(t.Context(), w.cfg.topology())
+			got := w.lookup(t.Context(), w.cfg.topology())
 			if diff := cmp.Diff(tc.want, got.topology, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("topology (-want +got):\n%s", diff)
 			}

@@ -56,7 +56,7 @@ func readMachines(path string) (workloads.Settings, error) {
 	return s, nil
 }
 
-// describeMachines adds the state of machines.
+// describeMachines adds the problems and clouds of s to a status.
 func describeMachines(to *status.Federation, s workloads.State) {
 	to.MachineProblems = s.Problems
 	for _, c := range s.Clouds {

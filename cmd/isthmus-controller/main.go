@@ -92,8 +92,8 @@ changes nothing, is not ready, and retries.`,
 	f.StringVar(&s.brokerKubeconfig, "broker-kubeconfig", "/etc/isthmus/broker/kubeconfig", "kubeconfig of the broker; its context names the broker's namespace")
 	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "installation namespace of Isthmus, which contains this cluster's Member")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
-	f.BoolVar(&s.federation, "federation", false, "run this cluster's part of the federation of its Federation")
-	f.StringVar(&s.machines, "machines", "", "file with the clouds whose servers may become Services; requires --federation (default: no clouds)")
+	f.BoolVar(&s.federation, "federation", false, "also run the federation's controller, configured by this cluster's Federation object")
+	f.StringVar(&s.machines, "machines", "", "file that lists the clouds whose servers may be endpoints of Services; requires --federation (default: no clouds)")
 	f.StringVar(&s.clouds, "clouds", "", "clouds.yaml with the entries that --machines names (default: that of OpenStack's own clients)")
 	p := &s.broker
 	f.StringVar(&p.Profile, "profile", "", "kep or lighthouse: the defaults of the settings below (default: the registered one, initially kep)")

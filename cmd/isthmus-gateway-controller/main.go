@@ -53,7 +53,7 @@ func command() *cobra.Command {
 		Short: "Allocate addresses for Services of type LoadBalancer, and configure the gateways",
 		Long: `isthmus-gateway-controller allocates an address for every Service of class isthmus.dev/gateway
 from a pool: an OpenStack Neutron port with or without a floating IP, or an address of a list.
-It configures what the gateways, the cluster's GatewayNodes, balance and announce.
+It also sends each gateway, registered as a GatewayNode, the VIPs to balance and announce.
 
 The file of --config defines the pools. Of several replicas, the one with the Lease is active.
 It serves /healthz, /readyz and /metrics. While OpenStack, a gateway or the API server does

@@ -25,8 +25,8 @@ func sweep(s *settings) *cobra.Command {
 		Use:   "sweep",
 		Short: "Delete the objects of this cluster in Neutron that no Service uses",
 		Long: `sweep lists the ports and floating IPs in Neutron that belong to this cluster and that no
-Service uses, and deletes them. The controller does so by itself; use sweep to see them, or
-after the controller was removed for good. It may run beside the controller.`,
+Service uses, and deletes them. The controller does so by itself. Use sweep to see them, or
+after you have uninstalled the controller. It may run beside the controller.`,
 		Example: `  isthmus-gateway-controller sweep --dry-run --kubeconfig=$HOME/.kube/east --config=gateways.yaml --cloud=lbaas`,
 		Args:    usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -37,7 +37,7 @@ after the controller was removed for good. It may run beside the controller.`,
 			return errors.Join(tables.Write(cmd.OutOrStdout(), found, output), err)
 		},
 	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "list them only")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "list the objects, and delete nothing")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// opening is a balancer whose connections a test opens.
+// opening is a fake balancer. Export sends the flows that a test puts into opens.
 type opening struct {
 	agent.Component
 	opens, imported chan flows.Flow

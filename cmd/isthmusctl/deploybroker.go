@@ -28,7 +28,7 @@ func deployBrokerCommand() *cobra.Command {
 		Short: "Make a cluster the broker of a ClusterSet",
 		Long: `Make a cluster the broker of a ClusterSet, and write the file with which clusters join it.
 
-The broker runs no program of Isthmus: it is a namespace, with a few definitions and with admission policies that
+The broker runs no program of Isthmus: it is a namespace with a few CRDs, and with admission policies that
 restrict each member to its own objects. A second run keeps all settings that no flag names, and writes a new
 file; the earlier one stays valid until it expires. Members apply changed settings when they join again.`,
 		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig -o broker-info.yaml

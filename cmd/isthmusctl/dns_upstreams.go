@@ -144,7 +144,8 @@ func (c *collector) nameservers(ctx context.Context) ([]agentAnswers, error) {
 	return all, nil
 }
 
-// overIPv6 reports whether the first address of the cluster's DNS is IPv6: its pods then have IPv6, and perhaps no IPv4.
+// overIPv6 reports whether the first address of the cluster's DNS is IPv6. Pods of such a cluster have IPv6 and may lack
+// IPv4.
 func (c *collector) overIPv6(ctx context.Context) (bool, error) {
 	service := &corev1.Service{}
 	found, err := c.find(ctx, client.ObjectKey{Namespace: "kube-system", Name: "kube-dns"}, service)

@@ -23,7 +23,7 @@ func federationCommand() *cobra.Command {
 		Long: `Manage a federation of clusters, which needs no broker. Supervisors reach all members and elect a leader for each; the
 leader writes federated Services and policies there. Children need no access to other clusters.
 
-Clusters are given by their ids and contexts of the kubeconfig. docs/federation.md describes the rights of each token.`,
+Name each cluster by its id and a context of the kubeconfig, such as a=ctx-a. docs/federation.md describes the rights of each token.`,
 		Example: `  isthmusctl federation create --clusterset prod --supervisor a=ctx-a --supervisor b=ctx-b --child c=ctx-c
   isthmusctl federation status --context ctx-a`,
 		Args: usage.NoArgs,
@@ -127,8 +127,8 @@ func federationCreateCommand() *cobra.Command {
 	var clusterSet string
 	cmd := &cobra.Command{
 		Use:   "create",
-		Short: "Make clusters a federation",
-		Long: `Make clusters a federation: each cluster gets an id and, for every supervisor, an account with a leader's rights.
+		Short: "Form a federation of clusters",
+		Long: `Form a federation of clusters: each cluster gets an id and, for every supervisor, an account with a leader's rights.
 Supervisors get the tokens of these accounts and a Federation that names all members.
 
 The command writes only after it has read and checked all clusters. Run it again to complete an interrupted run, and

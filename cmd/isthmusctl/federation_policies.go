@@ -40,8 +40,8 @@ func federationPoliciesCommand() *cobra.Command {
 		Use:   "policies",
 		Short: "Show the state of federated policies in each member",
 		Long: `Show the state of federated policies in each member: applied, drift (the copy was edited and has been reverted), pending,
-kind missing, namespace missing, refused by the member, taken (a foreign object has the name), or away. The command
-reads the members with the tokens of the given supervisor.
+kind missing, namespace missing, refused by the member, taken (a foreign object has the name), or unreachable. The
+command reads the members with the tokens of the given supervisor.
 
 With --dry-run it shows the changes that leaders would make, field by field. With --file it shows those after applying
 the objects in FILE to the cluster of the context, which validates them. It writes nothing.`,

@@ -124,22 +124,28 @@ func healthy() cluster {
 	}
 }
 
-func TestStatusText(t *testing.T) {
-	tests := map[string]struct {
-		change func(*cluster)
-		want   string
-	}{
-		"all is well": {change: func(*cluster) {}, want: `
+// Parts of the text about a healthy cluster.
+const (
+	summaryOfA = `
 cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
 controller  1 of 1 ready
 broker      https://broker, reachable
 agents      2 of 2 ready
 services    1 exported here, 1 imported
-
+`
+	nodesOfA = `
 NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
 n1    yes    2/2    2          5         169.254.20.53:53  v1
 n2    yes    2/2    2          5         169.254.20.53:53  v1
+`
+)
 
+func TestStatusText(t *testing.T) {
+	tests := map[string]struct {
+		change func(*cluster)
+		want   string
+	}{
+		"all is well": {change: func(*cluster) {}, want: summaryOfA + nodesOfA + `
 ready
 `},
 		"much is wrong": {
@@ -197,11 +203,7 @@ broker       https://broker, reachable
 agents       2 of 2 ready
 cluster DNS  does not answer for clusterset.local on node n2: it has no zone clusterset.local
 services     1 exported here, 1 imported
-
-NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
-n1    yes    2/2    2          5         169.254.20.53:53  v1
-n2    yes    2/2    2          5         169.254.20.53:53  v1
-
+` + nodesOfA + `
 ready
 `,
 		},
@@ -220,22 +222,12 @@ ready
 					agent.Dataplane.Drained = drained
 					c.answers[pod] = agent
 				}
-			}, want: `
-cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
-controller  1 of 1 ready
-broker      https://broker, reachable
-agents      2 of 2 ready
-services    1 exported here, 1 imported
-
+			}, want: summaryOfA + `
 MEMBER  STATE  SINCE                 HELD
 b       live   -                     0
 c.eu    stale  2026-01-02T03:04:05Z  12
 d       dead   2026-01-02T03:04:05Z  0
-
-NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
-n1    yes    2/2    2          5         169.254.20.53:53  v1
-n2    yes    2/2    2          5         169.254.20.53:53  v1
-
+` + nodesOfA + `
 drained: member c.eu does not answer packets from node n1; new connections there go to other clusters
 
 drained: member d does not answer packets from nodes n1, n2; new connections there go to other clusters
@@ -317,11 +309,7 @@ cluster     not a member
 controller  0 of 0 ready
 agents      2 of 2 ready
 services    1 exported here, 1 imported
-
-NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
-n1    yes    2/2    2          5         169.254.20.53:53  v1
-n2    yes    2/2    2          5         169.254.20.53:53  v1
-
+` + nodesOfA + `
 Not ready:
   membership: namespace isthmus-system has 0 Members, want 1; run isthmusctl join
   controller: Deployment isthmus-system/isthmus-controller was stopped when the cluster left; isthmusctl join starts it again
@@ -338,11 +326,7 @@ federation  prod, c is a child
 controller  1 of 1 ready
 agents      2 of 2 ready
 services    1 exported here, 1 imported
-
-NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
-n1    yes    2/2    2          5         169.254.20.53:53  v1
-n2    yes    2/2    2          5         169.254.20.53:53  v1
-
+` + nodesOfA + `
 ready
 `,
 		},
@@ -351,17 +335,7 @@ ready
 				c.objects = append(c.objects,
 					&v1alpha1.ClusterSetConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "isthmus-broker", Name: v1alpha1.ClusterSetConfigName}},
 					&mcsv1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: "isthmus-broker", Name: "hello.demo"}})
-			}, want: `
-cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
-controller  1 of 1 ready
-broker      https://broker, reachable
-agents      2 of 2 ready
-services    1 exported here, 1 imported
-
-NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
-n1    yes    2/2    2          5         169.254.20.53:53  v1
-n2    yes    2/2    2          5         169.254.20.53:53  v1
-
+			}, want: summaryOfA + nodesOfA + `
 ready
 `,
 		},
@@ -393,13 +367,7 @@ Not ready:
 						p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImageNeverPull"}}}}
 					}
 				}
-			}, want: `
-cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
-controller  1 of 1 ready
-broker      https://broker, reachable
-agents      2 of 2 ready
-services    1 exported here, 1 imported
-
+			}, want: summaryOfA + `
 NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
 n1    yes    2/2    2          5         169.254.20.53:53  v1
 n2    no     -      -          -         -                 -

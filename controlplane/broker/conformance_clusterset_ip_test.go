@@ -53,7 +53,7 @@ func inBlock(id, address string) bool {
 	return err == nil && netip.MustParsePrefix(blocks[id][0]).Contains(a)
 }
 
-// offOnA makes a a member whose Services get no address by default.
+// offOnA disables ClusterSetIPs by default in member "a", and enables them in every other member.
 func offOnA(m *v1alpha1.MemberSpec) { m.ClusterSetIPEnabled = m.ClusterID != "a" }
 
 // withoutAddress is the import of svc, which m exports alone and without an address.

@@ -21,7 +21,7 @@ import (
 // guestBlock is the block of a guest.
 const guestBlock = "243.99.0.0/16"
 
-// guest registers a member on the broker without a controller; the test writes its objects.
+// guest registers a member that has no controller; the test writes the member's objects to the broker.
 func (w *testbed) guest(id string, joined time.Time) {
 	w.t.Helper()
 	spec := registration(id)

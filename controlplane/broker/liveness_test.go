@@ -38,6 +38,32 @@ func (m *member) seesState(id string, want liveness.State) {
 	})
 }
 
+// newWatched returns a testbed in which b imports hello of a, whose Leases are renewed every renew. b sees a live, and its
+// dataplane has a verdict about a. edit may change the settings before the controllers start.
+func newWatched(t *testing.T, verdict liveness.Verdict, edit ...func(a, b *broker.Settings)) *testbed {
+	t.Helper()
+	w := newTestbed(t)
+	w.a.settings, w.b.settings = fastSettings, fastSettings
+	for _, e := range edit {
+		e(&w.a.settings, &w.b.settings)
+	}
+	w.b.evidence = evidence{"a": verdict}
+	w.run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	w.b.seesState("a", liveness.Live)
+	return w
+}
+
+// leaseOfA returns a's Lease on the broker.
+func (w *testbed) leaseOfA() *coordinationv1.Lease {
+	w.t.Helper()
+	lease := &coordinationv1.Lease{}
+	w.noError(w.broker.Get(w.t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}, lease))
+	return lease
+}
+
 // A member dies without withdrawing. Its endpoints are removed from the other member when they do not answer either, at
 // the latest after the hard TTL. The import stays, and everything comes back with the member.
 func TestDeadMemberLosesItsEndpoints(t *testing.T) {
@@ -51,14 +77,7 @@ func TestDeadMemberLosesItsEndpoints(t *testing.T) {
 		"lease alone": {"lease", liveness.Answering, stale},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newTestbed(t)
-			w.a.settings, w.b.settings = fastSettings, fastSettings
-			w.b.settings.Liveness = tt.mode
-			w.b.evidence = evidence{"a": tt.verdict}
-			w.run()
-			w.a.service("hello")
-			w.a.export("hello")
-			w.b.wants("hello", helloOfA)
+			w := newWatched(t, tt.verdict, func(_, b *broker.Settings) { b.Liveness = tt.mode })
 			w.b.service("hello")
 			w.b.export("hello")
 			both := helloOfA
@@ -69,9 +88,7 @@ func TestDeadMemberLosesItsEndpoints(t *testing.T) {
 
 			w.a.stop()
 			// The last renewal is the beginning of the time: on a busy machine it may be older than one renew.
-			lease := &coordinationv1.Lease{}
-			w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}, lease))
-			died := lease.Spec.RenewTime.Time
+			died := w.leaseOfA().Spec.RenewTime.Time
 			onlyB := both
 			onlyB.endpoints = []string{"10.98.0.1:8080"}
 			w.eventuallyWithin(2*hardTTL, func() error {
@@ -95,14 +112,7 @@ func TestDeadMemberLosesItsEndpoints(t *testing.T) {
 
 // An old Lease alone removes no endpoint.
 func TestStaleMemberThatAnswersStays(t *testing.T) {
-	w := newTestbed(t)
-	w.a.settings, w.b.settings = fastSettings, fastSettings
-	w.b.evidence = evidence{"a": liveness.Answering}
-	w.run()
-	w.a.service("hello")
-	w.a.export("hello")
-	w.b.wants("hello", helloOfA)
-	w.b.seesState("a", liveness.Live)
+	w := newWatched(t, liveness.Answering)
 	enough := w.b.keeps("hello", "10.97.0.1")
 	w.a.stop()
 	w.b.seesState("a", liveness.Stale)
@@ -115,14 +125,7 @@ func TestStaleMemberThatAnswersStays(t *testing.T) {
 // A member without a connection to the broker keeps all other members, however long, and gives them time after it
 // reconnects.
 func TestMemberWithoutBrokerDeclaresNoMemberDead(t *testing.T) {
-	w := newTestbed(t)
-	w.a.settings, w.b.settings = fastSettings, fastSettings
-	w.b.evidence = evidence{"a": liveness.Silent}
-	w.run()
-	w.a.service("hello")
-	w.a.export("hello")
-	w.b.wants("hello", helloOfA)
-	w.b.seesState("a", liveness.Live)
+	w := newWatched(t, liveness.Silent)
 	enough := w.b.keeps("hello", "10.97.0.1")
 	w.b.gate.Shut()
 	<-time.After(3 * stale)
@@ -135,17 +138,10 @@ func TestMemberWithoutBrokerDeclaresNoMemberDead(t *testing.T) {
 
 // The Lease of a live member is renewed with times one hour ahead, and then one hour behind.
 func TestClocksMayDiffer(t *testing.T) {
-	w := newTestbed(t)
-	w.a.settings, w.b.settings = fastSettings, fastSettings
-	w.b.evidence = evidence{"a": liveness.Silent}
-	w.run()
-	w.a.service("hello")
-	w.a.export("hello")
-	w.b.wants("hello", helloOfA)
-	w.b.seesState("a", liveness.Live)
+	w := newWatched(t, liveness.Silent)
 	enough := w.b.keeps("hello", "10.97.0.1")
 	w.a.stop()
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}}
+	lease := w.leaseOfA()
 	for _, offset := range []time.Duration{time.Hour, -time.Hour} {
 		for range int(2 * stale / renew) {
 			edit(w, w.broker, lease, func(l *coordinationv1.Lease) {
@@ -161,30 +157,20 @@ func TestClocksMayDiffer(t *testing.T) {
 
 // The test stops and starts a member's controller faster than its Lease grows old.
 func TestFlappingMemberCausesNoWrites(t *testing.T) {
-	w := newTestbed(t)
 	const slower = 4 // than the fastSettings: a controller may need seconds to start
-	w.a.settings.TimeScale, w.b.settings.TimeScale = slower*fastSettings.TimeScale, slower*fastSettings.TimeScale
-	w.b.evidence = evidence{"a": liveness.Silent}
-	w.run()
-	w.a.service("hello")
-	w.a.export("hello")
-	w.b.wants("hello", helloOfA)
-	w.b.seesState("a", liveness.Live)
+	w := newWatched(t, liveness.Silent, func(a, b *broker.Settings) {
+		a.TimeScale *= slower
+		b.TimeScale *= slower
+	})
 	w.quiet()
 	enough := w.b.keeps("hello", "10.97.0.1")
-	renewed := func() string {
-		t.Helper()
-		lease := &coordinationv1.Lease{}
-		w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}, lease))
-		return lease.ResourceVersion
-	}
 	for range 4 {
 		w.a.stop()
-		before := renewed()
+		before := w.leaseOfA().ResourceVersion
 		<-time.After(renew)
 		w.run(w.a)
 		w.eventually(func() error {
-			if renewed() == before {
+			if w.leaseOfA().ResourceVersion == before {
 				return fmt.Errorf("a has not renewed its Lease")
 			}
 			return nil

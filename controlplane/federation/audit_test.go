@@ -288,7 +288,7 @@ func (a *audit) current() bool {
 	return true
 }
 
-// written returns the writes of leaders to the objects of a federated Service that one cluster offers.
+// written returns the audit lines of leaders that write a federated Service, with endpoints in cluster from, to each cluster of to.
 func (w *testbed) written(verb watch.EventType, name string, from clusterset.ClusterID, to ...clusterset.ClusterID) []string {
 	var want []string
 	for _, id := range to {

@@ -53,7 +53,7 @@ import (
 // NotFormed is the Problem of a State in a cluster that is not part of a federation yet.
 const NotFormed = "there is no Federation; run isthmusctl federation create"
 
-// scheme has every kind that is read or written, in members and in this cluster.
+// scheme registers every kind that the federation reads or writes, in members and in this cluster.
 var scheme = runtime.NewScheme()
 
 func init() {

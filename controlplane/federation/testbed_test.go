@@ -19,7 +19,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -29,7 +28,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
@@ -72,20 +70,6 @@ type testbed struct {
 	refuses bool                     // a member refuses something, which is tried for ever
 }
 
-// antrea is the kind ClusterNetworkPolicy, reduced to the fields that tests need. It is cluster-scoped.
-const antrea = `
-metadata: {name: clusternetworkpolicies.crd.antrea.io}
-spec:
-  group: crd.antrea.io
-  names: {plural: clusternetworkpolicies, singular: clusternetworkpolicy, kind: ClusterNetworkPolicy, listKind: ClusterNetworkPolicyList}
-  scope: Cluster
-  versions:
-  - name: v1beta1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
-`
-
 // newTestbed forms a federation of a, b and c as isthmusctl does, with real accounts and rights. Between supervisors and
 // members are gates. The federation ends with the test.
 func newTestbed(t *testing.T) *testbed {
@@ -122,11 +106,7 @@ func newTestbed(t *testing.T) *testbed {
 // furnish creates what users have in a cluster.
 func (w *testbed) furnish(id clusterset.ClusterID) {
 	w.t.Helper()
-	crd := &apiextensionsv1.CustomResourceDefinition{}
-	if err := yaml.Unmarshal([]byte(antrea), crd); err != nil {
-		w.t.Fatal(err)
-	}
-	if _, err := envtest.InstallCRDs(servers[id].Config(w.t), envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{crd}}); err != nil {
+	if _, err := envtest.InstallCRDs(servers[id].Config(w.t), envtest.CRDInstallOptions{Paths: []string{"testdata/antrea.yaml"}, ErrorIfPathMissing: true}); err != nil {
 		w.t.Fatal(err)
 	}
 	w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: demo}})

@@ -19,7 +19,7 @@ func TestAssembleJoinsImportsAndSlices(t *testing.T) {
 		members []member
 		want    []clusterset.Service
 	}{
-		"an empty world is empty, not nil": {want: []clusterset.Service{}},
+		"an empty snapshot has an empty list, not nil": {want: []clusterset.Service{}},
 		"an import without slices has no endpoints": {
 			imports: []clusterset.Import{{Service: web}},
 			want:    []clusterset.Service{{Import: clusterset.Import{Service: web}}},
@@ -74,7 +74,7 @@ func TestAssembleIgnoresOrder(t *testing.T) {
 		r.Shuffle(len(imports), func(i, j int) { imports[i], imports[j] = imports[j], imports[i] })
 		r.Shuffle(len(members), func(i, j int) { members[i], members[j] = members[j], members[i] })
 		if diff := cmp.Diff(want, assemble(imports, members)); diff != "" {
-			t.Fatalf("another order gives another world (-want +got):\n%s", diff)
+			t.Fatalf("another order gives another snapshot (-want +got):\n%s", diff)
 		}
 	})
 }

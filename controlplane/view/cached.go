@@ -26,7 +26,8 @@ func (c *cached[T]) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: c.namespace, Name: c.name, ResourceVersion: c.version}
 }
 
-// cachedImport and cachedSlice are cache.TransformFuncs. They are idempotent.
+// cachedImport and cachedSlice translate objects before an informer stores them. They are idempotent, because client-go may call a
+// cache.TransformFunc twice for an object.
 func cachedImport(obj any) (any, error) {
 	o, ok := obj.(*mcsv1beta1.ServiceImport)
 	if !ok {

@@ -58,28 +58,28 @@ func summary(s *clusterset.Snapshot) string {
 // TestFolder writes files, and checks the Snapshot and the faults in Status.
 func TestFolder(t *testing.T) {
 	type step struct {
-		write  map[string]string // name -> text; "" removes it
-		world  string
-		faults []string // parts of Status.WatchErr, nil for none at all
+		write    map[string]string // name -> text; "" removes it
+		snapshot string
+		faults   []string // parts of Status.WatchErr, nil for none at all
 	}
 	whole := importYAML("hello") + "---\n" + sliceYAML("hello-1", "hello", "10.1.0.1")
 	tests := map[string][]step{
-		"several to a file, files of several kinds": {
+		"several objects in a file, files of several kinds": {
 			{map[string]string{"a.yaml": whole, "b.yml": importYAML("world"), "c.txt": "hi", ".d.yaml": ":"}, "hello:10.1.0.1 world:", nil},
 			{map[string]string{"c.json": `{"apiVersion":"multicluster.x-k8s.io/v1alpha1","kind":"ServiceImport","metadata":{"name":"far"},"spec":{"type":"Headless","ports":[]}}`}, "default/far: hello:10.1.0.1 world:", nil},
 		},
-		"a file changes and goes": {
+		"a file changes and is deleted": {
 			{map[string]string{"a.yaml": importYAML("hello"), "b.yaml": sliceYAML("hello-1", "hello", "10.1.0.1")}, "hello:10.1.0.1", nil},
 			{map[string]string{"b.yaml": sliceYAML("hello-1", "hello", "10.1.0.22")}, "hello:10.1.0.22", nil},
 			{map[string]string{"b.yaml": ""}, "hello:", nil},
 			{map[string]string{"a.yaml": ""}, "", nil},
 		},
-		"a broken file keeps what it said": {
+		"an invalid file keeps its last objects": {
 			{map[string]string{"a.yaml": whole, "b.yaml": importYAML("world")}, "hello:10.1.0.1 world:", nil},
 			{map[string]string{"a.yaml": whole + "---\nkind: [", "b.yaml": ""}, "hello:10.1.0.1", []string{"a.yaml", "document 3"}},
 			{map[string]string{"a.yaml": importYAML("hello")}, "hello:", nil},
 		},
-		"at the start nothing before all is understood": {
+		"at the start no snapshot before all files are valid": {
 			{map[string]string{"a.yaml": whole, "b.yaml": strings.Replace(importYAML("world"), "ports", "prots", 1)}, "nothing", []string{"b.yaml", "document 1", "prots"}},
 			{map[string]string{"b.yaml": importYAML("world")}, "hello:10.1.0.1 world:", nil},
 		},
@@ -91,7 +91,7 @@ func TestFolder(t *testing.T) {
 			},
 			{map[string]string{"a.yaml": ""}, "hello:10.9.9.9", nil},
 		},
-		"an object twice, and the second one goes": {
+		"an object twice, and the second one is deleted": {
 			{map[string]string{"a.yaml": importYAML("hello"), "b.yaml": importYAML("hello")}, "hello:", []string{"b.yaml"}},
 			{map[string]string{"b.yaml": ""}, "hello:", nil},
 		},
@@ -99,7 +99,7 @@ func TestFolder(t *testing.T) {
 			{map[string]string{"a.yaml": "# nothing yet\n---\n---\napiVersion: v1\nkind: List\nitems:\n- " +
 				strings.ReplaceAll(strings.TrimSpace(importYAML("hello")), "\n", "\n  ") + "\n"}, "hello:", nil},
 		},
-		"other kinds, and none": {
+		"other kinds, and no kind": {
 			{map[string]string{"a.yaml": "apiVersion: v1\nkind: Service\n---\nmetadata: {}\n---\napiVersion: v1\nkind: ServiceImport\n"}, "nothing", []string{"v1 Service is neither", "kind is missing", "document 3"}},
 		},
 		"JSON is read as strictly as YAML": {
@@ -107,7 +107,7 @@ func TestFolder(t *testing.T) {
 			{map[string]string{"a.json": `{"apiVersion":"multicluster.x-k8s.io/v1beta1","kind":"ServiceImport","metadata":{"name":"hello"},"spec":{"type":"Headless","prots":[]}}`}, "nothing", []string{"a.json", "prots"}},
 			{map[string]string{"a.json": `{"apiVersion":"multicluster.x-k8s.io/v1beta1","kind":"ServiceImport","metadata":{"name":80},"spec":{"type":"Headless"}}`}, "default/80:", nil},
 		},
-		"an empty folder is an empty world": {{nil, "", nil}},
+		"an empty folder gives an empty snapshot": {{nil, "", nil}},
 	}
 	for name, steps := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -139,11 +139,11 @@ func TestFolder(t *testing.T) {
 					if calls := sink.seen(); len(calls) > 0 {
 						last = calls[len(calls)-1].snapshot
 					}
-					if diff := cmp.Diff(s.world, summary(last)); diff != "" {
+					if diff := cmp.Diff(s.snapshot, summary(last)); diff != "" {
 						t.Errorf("step %d (-want +got):\n%s", i, diff)
 					}
 					status := v.Status()
-					if status.Synced == (s.world == "nothing") {
+					if status.Synced == (s.snapshot == "nothing") {
 						t.Errorf("step %d: synced is %v", i, status.Synced)
 					}
 					if (status.WatchErr == nil) != (s.faults == nil) {
@@ -177,9 +177,9 @@ func TestFolderIsDeleted(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- v.Run(ctx) }()
 		for _, s := range []struct {
-			act   func() error
-			world string
-			fault bool
+			act      func() error
+			snapshot string
+			fault    bool
 		}{
 			{func() error { return nil }, "nothing", true},
 			{func() error { return os.Mkdir(dir, 0o700) }, "", false},
@@ -196,8 +196,8 @@ func TestFolderIsDeleted(t *testing.T) {
 			if calls := sink.seen(); len(calls) > 0 {
 				last = calls[len(calls)-1].snapshot
 			}
-			if got := summary(last); got != s.world || (v.Status().WatchErr != nil) != s.fault {
-				t.Errorf("world %q, want %q; status says %v", got, s.world, v.Status().WatchErr)
+			if got := summary(last); got != s.snapshot || (v.Status().WatchErr != nil) != s.fault {
+				t.Errorf("snapshot %q, want %q; status says %v", got, s.snapshot, v.Status().WatchErr)
 			}
 		}
 		cancel()

@@ -27,7 +27,7 @@ const (
 	idleTimeout   = 2 * time.Minute
 )
 
-// HTTP statuses of a Refused.
+// The values of Refused.Code.
 const (
 	invalid       = http.StatusBadRequest
 	forbidden     = http.StatusForbidden

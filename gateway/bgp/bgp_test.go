@@ -1,7 +1,6 @@
 package bgp_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -10,14 +9,13 @@ import (
 	"os"
 	"reflect"
 	"slices"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/bgp"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/netlab/announcertest"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 	"github.com/isthmus-net/isthmus/tools/netlab/subprocess"
@@ -51,11 +49,10 @@ const (
 	gatewayASN = 65010
 )
 
-// lab is a router, gateways and a client, with a speaker's process on each gateway that has one.
+// lab is a router, gateways and a client.
 type lab struct {
-	*edge.Lab
-	router   *frr.Router
-	speakers [2]*subprocess.Process
+	*announcertest.Lab
+	router *frr.Router
 }
 
 // newLab returns a lab whose router has cfg; its peers are the gateways, which peer may modify.
@@ -67,13 +64,7 @@ func newLab(t *testing.T, cfg frr.Config, peer frr.Peer) *lab {
 // newLabOver is newLab with sessions over one family.
 func newLabOver(t *testing.T, family int, cfg frr.Config, peer frr.Peer) *lab {
 	t.Helper()
-	netlab.Privileged(t)
-	e, err := edge.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = e.Close() })
-	l := &lab{Lab: e}
+	l := &lab{Lab: announcertest.NewLab(t, both[:]...)}
 	cfg.ASN, cfg.RouterID = routerASN, edge.Router[0]
 	for i := range edge.Gateways {
 		p := peer
@@ -82,15 +73,9 @@ func newLabOver(t *testing.T, family int, cfg frr.Config, peer frr.Peer) *lab {
 			p.ASN = gatewayASN
 		}
 		cfg.Peers = append(cfg.Peers, p)
-		for _, a := range []netip.Addr{vip, vip6} {
-			stop, err := e.Echo(i, a)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = stop() })
-		}
 	}
-	if l.router, err = frr.Start(t.Context(), e.Router, cfg); err != nil {
+	var err error
+	if l.router, err = frr.Start(t.Context(), l.Router, cfg); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -107,90 +92,15 @@ const (
 	restarting = "restarting"
 )
 
-// speak starts a speaker on a gateway and applies state.
-func (l *lab) speak(t *testing.T, gateway int, how string, state *desired.State) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	said := new(output)
-	p, err := subprocess.Start(t.Context(), l.Gateways[gateway], self, how, said)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.speakers[gateway] = p
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("gateway %d said:\n%s", gateway, said)
-		}
-		p.Kill()
-	})
-	l.apply(t, gateway, state)
-}
-
-func (l *lab) apply(t *testing.T, gateway int, state *desired.State) {
-	t.Helper()
-	if err := l.speakers[gateway].Apply(state); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// output is the log of a process.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
-
-// state announces both VIPs by a gateway; a higher prefer is less preferred.
+// state announces both VIPs by a gateway; a higher MED is less preferred.
 func state(gateway int, med uint32) *desired.State {
-	s := &desired.State{
+	return &desired.State{
 		Cluster: "a", Group: "edge", Balancer: desired.NFTables,
 		BGP: &desired.BGP{
 			ASN: gatewayASN, RouterID: edge.Gateways[gateway][0], MED: &med,
 			Peers: []desired.Peer{{Addr: edge.Router[0], ASN: routerASN}},
 		},
-	}
-	for _, a := range []netip.Addr{vip, vip6} {
-		backend := netip.MustParseAddr("10.1.0.5")
-		if a.Is6() {
-			backend = netip.MustParseAddr("fd01::5")
-		}
-		s.VIPs = append(s.VIPs, desired.VIP{Addr: a, Announce: desired.ByBGP, Return: desired.Routed, Frontends: []desired.Frontend{{
-			Service: "shop/web", Protocol: "UDP", Port: 9000, Backends: []desired.Backend{{Addr: backend, Port: 9000, Weight: 1}},
-		}}})
-	}
-	return s
-}
-
-// within bounds every wait.
-const within = 30 * time.Second
-
-// eventually fails the test unless condition soon returns "" instead of what is missing.
-func eventually(t *testing.T, what func() string) {
-	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for begin := time.Now(); ; <-tick.C {
-		missing := what()
-		if missing == "" {
-			return
-		}
-		if time.Since(begin) > within {
-			t.Fatal(missing)
-		}
+		VIPs: announcertest.VIPs(desired.ByBGP, vip, vip6),
 	}
 }
 
@@ -215,7 +125,7 @@ func (l *lab) routes(t *testing.T, vip netip.Addr) map[int]frr.Route {
 // awaitRoutes waits until the router has routes to a VIP from exactly these gateways.
 func (l *lab) awaitRoutes(t *testing.T, vip netip.Addr, gateways ...int) {
 	t.Helper()
-	eventually(t, func() string {
+	announcertest.Eventually(t, func() string {
 		have := l.routes(t, vip)
 		for i := range edge.Gateways {
 			if _, ok := have[i]; ok != slices.Contains(gateways, i) {
@@ -226,35 +136,37 @@ func (l *lab) awaitRoutes(t *testing.T, vip netip.Addr, gateways ...int) {
 	})
 }
 
-// awaitAnswers waits until a gateway answers a probe.
-func awaitAnswers(t *testing.T, p *edge.Probe, gateway int) {
-	t.Helper()
-	begin := time.Now()
-	eventually(t, func() string {
-		if p.From(gateway, begin).IsZero() {
-			return fmt.Sprintf("gateway %d does not answer", gateway)
+// Two speakers, of which the router prefers the first one, keep the contract of announcers, and each session stays up.
+func TestAnnouncer(t *testing.T) {
+	t.Parallel()
+	announcertest.Contract(t, func(t *testing.T) announcertest.Group {
+		t.Helper()
+		l := newLab(t, frr.Config{}, frr.Peer{})
+		return announcertest.Group{
+			Lab: l.Lab, VIPs: both, Shared: true,
+			State: func(gateway int) *desired.State { return state(gateway, uint32(gateway*50)) },
+			Announces: func(gateway int, vip netip.Addr) (bool, error) {
+				_, has := l.routes(t, vip)[gateway]
+				return has, nil
+			},
+			Check: func() {
+				for i := range l.Announcers {
+					if n := l.sessions(t, i); n != 1 {
+						t.Errorf("gateway %d had %d sessions, want one", i, n)
+					}
+				}
+			},
 		}
-		return ""
 	})
 }
 
-func (l *lab) probe(t *testing.T, vip netip.Addr) *edge.Probe {
-	t.Helper()
-	p, err := l.Probe(vip)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
-// The router has the routes of the state, in both families over one session, and follows each change. A VIP without
-// backends and those of a cordoned gateway are withdrawn, and the session stays up.
+// The router has the routes of the state, in both families over one session, and follows each change.
 func TestRoutesFollowState(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
 	s := state(0, 50)
 	s.BGP.Communities = []string{"65010:100", "no-export", "65010:1:2"}
-	l.speak(t, 0, freshStart, s)
+	l.Start(t, 0, freshStart, s)
 	l.awaitRoutes(t, vip, 0)
 	l.awaitRoutes(t, vip6, 0)
 	for _, a := range []netip.Addr{vip, vip6} {
@@ -270,32 +182,19 @@ func TestRoutesFollowState(t *testing.T) {
 			t.Errorf("next hops to %s are %v, want %s", a, r.NextHops, want)
 		}
 	}
-	announced, drift, err := l.speakers[0].Status()
+	announced, drift, err := l.Announcers[0].Status()
 	if err != nil || !reflect.DeepEqual(announced, []netip.Addr{vip6, vip}) && !reflect.DeepEqual(announced, []netip.Addr{vip, vip6}) || len(drift) > 0 {
 		t.Errorf("announced %v, drift %v, %v", announced, drift, err)
 	}
 
 	s.BGP.MED, s.BGP.Communities = new(uint32(7)), []string{"65010:200"}
-	l.apply(t, 0, s)
-	eventually(t, func() string {
+	l.Apply(t, 0, s)
+	announcertest.Eventually(t, func() string {
 		if r := l.routes(t, vip)[0]; r.MED != 7 || !reflect.DeepEqual(r.Communities, []string{"65010:200"}) {
 			return fmt.Sprintf("after a change the route is %+v", r)
 		}
 		return ""
 	})
-	s.VIPs[0].Frontends[0].Backends[0].Draining = true
-	l.apply(t, 0, s)
-	l.awaitRoutes(t, vip)
-	l.awaitRoutes(t, vip6, 0)
-	s.Cordoned = true
-	l.apply(t, 0, s)
-	l.awaitRoutes(t, vip6)
-	if announced, _, err := l.speakers[0].Status(); err != nil || len(announced) > 0 {
-		t.Errorf("a cordoned gateway announces %v, %v", announced, err)
-	}
-	s.Cordoned, s.VIPs[0].Frontends[0].Backends[0].Draining = false, false
-	l.apply(t, 0, s)
-	l.awaitRoutes(t, vip, 0)
 	if n := l.sessions(t, 0); n != 1 {
 		t.Errorf("there were %d sessions, want one", n)
 	}
@@ -337,17 +236,17 @@ func (l *lab) neighbour(t *testing.T, gateway int) neighbour {
 func TestFailedApplyChangesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
-	l.speak(t, 0, freshStart, state(0, 50))
+	l.Start(t, 0, freshStart, state(0, 50))
 	l.awaitRoutes(t, vip, 0)
 	l.awaitRoutes(t, vip6, 0)
 	bad := state(0, 7)
 	bad.VIPs = bad.VIPs[:1]
 	bad.BGP.Peers = append(bad.BGP.Peers, desired.Peer{ASN: routerASN}) // an invalid address
-	if err := l.speakers[0].Apply(bad); err == nil {
+	if err := l.Announcers[0].Apply(bad); err == nil {
 		t.Fatal("a peer without address is applied")
 	}
-	eventually(t, func() string {
-		if announced, drift, err := l.speakers[0].Status(); err != nil || len(announced) != 2 || len(drift) > 0 {
+	announcertest.Eventually(t, func() string {
+		if announced, drift, err := l.Announcers[0].Status(); err != nil || len(announced) != 2 || len(drift) > 0 {
 			return fmt.Sprintf("announced %v, drift %v, %v", announced, drift, err)
 		}
 		for _, a := range both {

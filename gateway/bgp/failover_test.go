@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/netlab/announcertest"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 )
@@ -36,8 +37,8 @@ func withRestart(s *desired.State) *desired.State {
 // awaitBFD waits until a speaker has no drift.
 func (l *lab) awaitBFD(t *testing.T, gateway int) {
 	t.Helper()
-	eventually(t, func() string {
-		_, drift, err := l.speakers[gateway].Status()
+	announcertest.Eventually(t, func() string {
+		_, drift, err := l.Announcers[gateway].Status()
 		if err != nil || len(drift) > 0 {
 			return fmt.Sprintf("gateway %d: drift %v, %v", gateway, drift, err)
 		}
@@ -50,27 +51,27 @@ func (l *lab) awaitBFD(t *testing.T, gateway int) {
 func TestDeadGateway(t *testing.T) {
 	t.Parallel()
 	// The hold time is longer than any wait of this test: only BFD can tell the router in time.
-	const hold = 10 * within
+	const hold = 10 * announcertest.Within
 	l := newLab(t, frr.Config{}, frr.Peer{BFDMillis: millis, Hold: hold})
-	for i := range l.speakers {
-		l.speak(t, i, freshStart, withHold(withRestart(withBFD(state(i, uint32(i*50)), millis)), hold))
+	for i := range l.Announcers {
+		l.Start(t, i, freshStart, withHold(withRestart(withBFD(state(i, uint32(i*50)), millis)), hold))
 	}
 	l.awaitBFD(t, 0)
 	l.awaitBFD(t, 1)
 	l.awaitRoutes(t, vip, 0, 1)
-	for i := range l.speakers {
+	for i := range l.Announcers {
 		if n := l.sessions(t, i); n != 1 {
 			t.Errorf("gateway %d had %d sessions until BFD was up, want one", i, n)
 		}
 	}
-	p := l.probe(t, vip)
-	awaitAnswers(t, p, 0)
+	p := l.Probe(t, vip)
+	announcertest.AwaitAnswers(t, p, 0)
 	if err := l.Cut(0); err != nil {
 		t.Fatal(err)
 	}
 	cut := time.Now()
 	l.awaitRoutes(t, vip, 1)
-	awaitAnswers(t, p, 1)
+	announcertest.AwaitAnswers(t, p, 1)
 	r := p.Stop()
 	t.Logf("the second gateway answered %s after the cut; %s", r.From(1, cut).Sub(cut), r)
 	if err := l.Mend(0); err != nil {
@@ -83,9 +84,9 @@ func TestDeadGateway(t *testing.T) {
 func TestNoAnnouncementBeforeBFD(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{}) // a router without BFD
-	l.speak(t, 0, freshStart, withBFD(state(0, 0), millis))
-	eventually(t, func() string {
-		announced, drift, err := l.speakers[0].Status()
+	l.Start(t, 0, freshStart, withBFD(state(0, 0), millis))
+	announcertest.Eventually(t, func() string {
+		announced, drift, err := l.Announcers[0].Status()
 		if err != nil || len(announced) > 0 || len(drift) != 1 || !strings.Contains(drift[0].Message, "peer 10.99.0.1: BFD is down") {
 			return fmt.Sprintf("announced %v, drift %v, %v", announced, drift, err)
 		}
@@ -94,7 +95,7 @@ func TestNoAnnouncementBeforeBFD(t *testing.T) {
 	if have := l.routes(t, vip); len(have) > 0 {
 		t.Errorf("the router has %v", have)
 	}
-	l.apply(t, 0, state(0, 0)) // without BFD
+	l.Apply(t, 0, state(0, 0)) // without BFD
 	l.awaitRoutes(t, vip, 0)
 	if n := l.sessions(t, 0); n != 1 {
 		t.Errorf("there were %d sessions, want one", n)
@@ -125,21 +126,21 @@ func TestRestartLosesNothing(t *testing.T) {
 			}
 			l := newLab(t, frr.Config{}, peer)
 			for i, s := range states {
-				l.speak(t, i, freshStart, s)
+				l.Start(t, i, freshStart, s)
 			}
 			l.awaitBFD(t, 0)
 			l.awaitRoutes(t, vip, 0, 1)
-			first := l.probe(t, vip)
-			awaitAnswers(t, first, 0) // before gateway 1, whose route could otherwise be the older one
+			first := l.Probe(t, vip)
+			announcertest.AwaitAnswers(t, first, 0) // before gateway 1, whose route could otherwise be the older one
 			first.Stop()
-			p := l.probe(t, vip)
-			awaitAnswers(t, p, 0)
+			p := l.Probe(t, vip)
+			announcertest.AwaitAnswers(t, p, 0)
 			if tt.kill {
-				l.speakers[0].Kill()
-			} else if err := l.speakers[0].Close(false); err != nil {
+				l.Announcers[0].Kill()
+			} else if err := l.Announcers[0].Close(false); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, func() string {
+			announcertest.Eventually(t, func() string {
 				if r, ok := l.routes(t, vip)[0]; !ok || !r.Stale {
 					return fmt.Sprintf("the router does not keep the route: %+v", r)
 				}
@@ -148,9 +149,9 @@ func TestRestartLosesNothing(t *testing.T) {
 				}
 				return ""
 			})
-			l.speak(t, 0, restarting, states[0])
+			l.Start(t, 0, restarting, states[0])
 			l.awaitBFD(t, 0)
-			eventually(t, func() string {
+			announcertest.Eventually(t, func() string {
 				if r, ok := l.routes(t, vip)[0]; !ok || r.Stale {
 					return fmt.Sprintf("the router has no route of the successor: %+v", r)
 				}
@@ -169,7 +170,7 @@ func TestDrainLosesNothing(t *testing.T) {
 	for name, leave := range map[string]func(*testing.T, *lab, int){
 		"stopped": func(t *testing.T, l *lab, owner int) {
 			t.Helper()
-			if err := l.speakers[owner].Close(true); err != nil {
+			if err := l.Announcers[owner].Close(true); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -177,7 +178,7 @@ func TestDrainLosesNothing(t *testing.T) {
 			t.Helper()
 			s := withRestart(state(owner, 0))
 			s.Cordoned = true
-			l.apply(t, owner, s)
+			l.Apply(t, owner, s)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -190,21 +191,21 @@ func TestDrainLosesNothing(t *testing.T) {
 func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 	t.Helper()
 	l := newLab(t, frr.Config{Paths: 2}, frr.Peer{})
-	for i := range l.speakers {
-		l.speak(t, i, freshStart, withRestart(state(i, 0)))
+	for i := range l.Announcers {
+		l.Start(t, i, freshStart, withRestart(state(i, 0)))
 	}
-	eventually(t, func() string {
-		for i := range l.speakers {
+	announcertest.Eventually(t, func() string {
+		for i := range l.Announcers {
 			if r := l.routes(t, vip)[i]; !r.Multipath {
 				return fmt.Sprintf("gateway %d has no share: %+v", i, r)
 			}
 		}
 		return ""
 	})
-	p := l.probe(t, vip)
+	p := l.Probe(t, vip)
 	var owner int
-	eventually(t, func() string {
-		for i := range l.speakers {
+	announcertest.Eventually(t, func() string {
+		for i := range l.Announcers {
 			if !p.From(i, time.Time{}).IsZero() {
 				owner = i
 				return ""
@@ -220,7 +221,7 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 	if err := l.Cut(owner); err != nil {
 		t.Fatal(err)
 	}
-	awaitAnswers(t, p, 1-owner)
+	announcertest.AwaitAnswers(t, p, 1-owner)
 	if r := p.Stop(); r.Lost() > 0 {
 		t.Error(r)
 	}
@@ -230,7 +231,7 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 func TestFlappingPeer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
-	l.speak(t, 0, freshStart, state(0, 0))
+	l.Start(t, 0, freshStart, state(0, 0))
 	for range 5 {
 		l.awaitRoutes(t, vip, 0)
 		l.awaitRoutes(t, vip6, 0)
@@ -240,8 +241,8 @@ func TestFlappingPeer(t *testing.T) {
 	}
 	l.awaitRoutes(t, vip, 0)
 	l.awaitRoutes(t, vip6, 0)
-	p := l.probe(t, vip)
-	awaitAnswers(t, p, 0)
+	p := l.Probe(t, vip)
+	announcertest.AwaitAnswers(t, p, 0)
 	p.Stop()
 }
 
@@ -251,8 +252,8 @@ func TestReasonsForMissingSession(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{Password: "s3cret"})
 	drifts := func(gateway int, want ...string) {
-		eventually(t, func() string {
-			_, drift, err := l.speakers[gateway].Status()
+		announcertest.Eventually(t, func() string {
+			_, drift, err := l.Announcers[gateway].Status()
 			if err != nil || len(drift) != 1 {
 				return fmt.Sprintf("drift %v, %v", drift, err)
 			}
@@ -266,22 +267,22 @@ func TestReasonsForMissingSession(t *testing.T) {
 	}
 	wrong := state(0, 0)
 	wrong.BGP.Peers[0].Password = "another"
-	l.speak(t, 0, freshStart, wrong)
+	l.Start(t, 0, freshStart, wrong)
 	unknown := state(1, 0)
 	unknown.BGP.ASN, unknown.BGP.Peers[0].Password = 65099, "s3cret"
-	l.speak(t, 1, freshStart, unknown)
+	l.Start(t, 1, freshStart, unknown)
 	drifts(0, "peer 10.99.0.1", "password")
 	drifts(1, "peer 10.99.0.1", "AS 65099")
-	if announced, _, err := l.speakers[0].Status(); err != nil || len(announced) > 0 {
+	if announced, _, err := l.Announcers[0].Status(); err != nil || len(announced) > 0 {
 		t.Errorf("announced %v, %v", announced, err)
 	}
 	right := state(0, 0)
 	right.BGP.Peers[0].Password = "s3cret"
-	l.apply(t, 0, right)
+	l.Apply(t, 0, right)
 	l.awaitRoutes(t, vip, 0)
 	right = state(1, 0)
 	right.BGP.Peers[0].Password = "s3cret"
-	l.apply(t, 1, right) // another AS
+	l.Apply(t, 1, right) // another AS
 	l.awaitRoutes(t, vip, 0, 1)
 }
 
@@ -289,14 +290,14 @@ func TestReasonsForMissingSession(t *testing.T) {
 func TestLocalPreference(t *testing.T) {
 	t.Parallel()
 	l := newLabOver(t, ipv6, frr.Config{}, frr.Peer{ASN: routerASN})
-	for i := range l.speakers {
+	for i := range l.Announcers {
 		s := state(i, 0)
 		s.BGP.ASN, s.BGP.LocalPreference = routerASN, new(uint32(100+i))
 		s.BGP.Peers[0].Addr = edge.Router[ipv6]
-		l.speak(t, i, freshStart, s)
+		l.Start(t, i, freshStart, s)
 	}
 	for _, a := range []int{ipv4, ipv6} {
-		eventually(t, func() string {
+		announcertest.Eventually(t, func() string {
 			have := l.routes(t, both[a])
 			if len(have) < 2 || have[0].LocalPref != 100 || have[1].LocalPref != 101 || !have[1].Best {
 				return fmt.Sprintf("routes are %+v", have)

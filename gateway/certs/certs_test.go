@@ -144,7 +144,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// A re-read authority signs as before. Anything else is refused.
+// ReadAuthority returns an authority that can issue certificates, and refuses any pair that is not an authority.
 func TestReadAuthority(t *testing.T) {
 	ca := newAuthority(t)
 	same, err := ReadAuthority(ca.Pair)

@@ -92,8 +92,8 @@ func (r *Request) decodeVIPs(all [][]byte, last *Request) error {
 	return nil
 }
 
-// cut returns a request without its VIPs, and the JSON of each VIP. It leaves a request alone whose VIPs are not written
-// as Request.JSON writes them.
+// cut returns a request without its VIPs, and the JSON of each VIP. It returns b and no VIPs if the VIPs are not formatted as
+// Request.JSON formats them.
 func cut(b []byte) (short []byte, vips [][]byte) {
 	const before = `"vips":[`
 	at := bytes.Index(b, []byte(before))

@@ -179,13 +179,13 @@ func TestExchange(t *testing.T) {
 		t.Fatal(err)
 	}
 	g[0].balancer.opens <- flow(3)
-	sight := func() PeerStats { return g[0].Stats().Peers[0] }
-	await(t, func() bool { s := sight(); return s.Fault != "" && s.Queued == 1 && s.Failed > 0 }, "it is not to be seen that a gateway is away")
+	peer := func() PeerStats { return g[0].Stats().Peers[0] }
+	await(t, func() bool { s := peer(); return s.Fault != "" && s.Queued == 1 && s.Failed > 0 }, "the statistics do not report that a gateway is unreachable")
 	g[1].listen(t)
 	await(t, func() bool { return g[1].balancer.knows(flow(3)) }, "flows that opened meanwhile are not sent")
-	await(t, func() bool { s := sight(); return s.Fault == "" && s.Queued == 0 && s.Sent == 3 }, "it is not to be seen that a gateway is back")
+	await(t, func() bool { s := peer(); return s.Fault == "" && s.Queued == 0 && s.Sent == 3 }, "the statistics do not report that a gateway is back")
 	if have := g[1].Stats().Peers[0]; have.Gateway != "gateway-1" || have.Received != 3 {
-		t.Errorf("the other end has seen %+v", have)
+		t.Errorf("statistics of the other gateway: %+v", have)
 	}
 
 	g[2].SetPeers([]desired.PeerGateway{g[0].self})

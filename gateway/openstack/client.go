@@ -21,6 +21,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/config"
 	"github.com/gophercloud/gophercloud/v2/openstack/config/clouds"
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
+	"github.com/gophercloud/gophercloud/v2/pagination"
 )
 
 // DefaultTimeout bounds a call. Without Keystone, Neutron does not answer at all.
@@ -117,9 +118,18 @@ func (c *Client) call(ctx context.Context, what string, f func(context.Context) 
 	return nil
 }
 
-// translate converts objects with of, and sorts them by id.
-func translate[From, To any](objects []From, of func(*From) (To, error), id func(To) string) ([]To, error) {
-	var all []To
+// list reads all pages of objects, converts the objects with of, and sorts them by id.
+func list[From, To any](
+	ctx context.Context, pages pagination.Pager, extract func(pagination.Page) ([]From, error), of func(*From) (To, error), id func(To) string,
+) (all []To, err error) {
+	page, err := pages.AllPages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := extract(page)
+	if err != nil {
+		return nil, err
+	}
 	for i := range objects {
 		o, err := of(&objects[i])
 		if err != nil {

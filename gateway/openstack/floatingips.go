@@ -110,7 +110,7 @@ func (c *Client) AssociateFloatingIP(ctx context.Context, id, port string, fixed
 	})
 }
 
-// DeleteFloatingIP deletes a floating IP of this cluster. It is no error if it does not exist.
+// DeleteFloatingIP deletes a floating IP of this cluster. Deleting one that does not exist is no error.
 func (c *Client) DeleteFloatingIP(ctx context.Context, id string) error {
 	return c.call(ctx, "delete floating IP "+id, func(ctx context.Context) error {
 		is, err := floatingips.Get(ctx, c.network, id).Extract()
@@ -159,15 +159,7 @@ func (c *Client) owned(f *floatingips.FloatingIP) (purpose string, ours bool) {
 
 func (c *Client) listFloatingIPs(ctx context.Context, opts floatingips.ListOpts) (all []FloatingIP, err error) {
 	err = c.call(ctx, "list floating IPs", func(ctx context.Context) error {
-		pages, err := floatingips.List(c.network, opts).AllPages(ctx)
-		if err != nil {
-			return err
-		}
-		found, err := floatingips.ExtractFloatingIPs(pages)
-		if err != nil {
-			return err
-		}
-		all, err = translate(found, c.floatingIP, func(f FloatingIP) string { return f.ID })
+		all, err = list(ctx, floatingips.List(c.network, opts), floatingips.ExtractFloatingIPs, c.floatingIP, func(f FloatingIP) string { return f.ID })
 		return err
 	})
 	return all, err

@@ -33,15 +33,8 @@ type PortRequest struct {
 // Ports returns all ports of this cluster, by id.
 func (c *Client) Ports(ctx context.Context) (all []Port, err error) {
 	err = c.call(ctx, "list ports", func(ctx context.Context) error {
-		pages, err := ports.List(c.network, ports.ListOpts{ProjectID: c.project, DeviceOwner: portOwner, DeviceID: c.cluster}).AllPages(ctx)
-		if err != nil {
-			return err
-		}
-		found, err := ports.ExtractPorts(pages)
-		if err != nil {
-			return err
-		}
-		all, err = translate(found, c.ours, func(p Port) string { return p.ID })
+		opts := ports.ListOpts{ProjectID: c.project, DeviceOwner: portOwner, DeviceID: c.cluster}
+		all, err = list(ctx, ports.List(c.network, opts), ports.ExtractPorts, c.ours, func(p Port) string { return p.ID })
 		return err
 	})
 	return all, err

@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
 	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/netlab/announcertest"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/subprocess"
 )
@@ -47,31 +48,17 @@ var (
 
 // lab is two gateways in one virtual router; gateway 0 has the higher priority.
 type lab struct {
-	*edge.Lab
-	announcers [2]*subprocess.Process
-	dirs       [2]string
+	*announcertest.Lab
+	dirs [2]string
 }
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	netlab.Privileged(t)
-	e, err := edge.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = e.Close() })
-	l := &lab{Lab: e}
-	for i := range l.announcers {
+	l := &lab{Lab: announcertest.NewLab(t, vip, vip6, later)}
+	for i := range l.dirs {
 		l.dirs[i] = t.TempDir()
-		for _, a := range []netip.Addr{vip, vip6, later} {
-			stop, err := e.Echo(i, a)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = stop() })
-		}
 		t.Cleanup(func() { // keepalived outlives its starter
-			if err := e.Gateways[i].Do(func() error { return vrrp.Cleanup(context.WithoutCancel(t.Context()), l.dirs[i]) }); err != nil {
+			if err := l.Gateways[i].Do(func() error { return vrrp.Cleanup(context.WithoutCancel(t.Context()), l.dirs[i]) }); err != nil {
 				t.Error(err)
 			}
 		})
@@ -79,67 +66,39 @@ func newLab(t *testing.T) *lab {
 	return l
 }
 
+// newPair returns a lab in which gateway 0 has vip and vip6, and gateway 1 is its backup.
+func newPair(t *testing.T) *lab {
+	t.Helper()
+	l := newLab(t)
+	l.begin(t, 0, vip, vip6)
+	l.begin(t, 1, vip, vip6)
+	l.awaitHolder(t, 0, vip, vip6)
+	return l
+}
+
 // begin starts a gateway's announcer and applies a state with VIPs.
 func (l *lab) begin(t *testing.T, gateway int, vips ...netip.Addr) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if l.announcers[gateway], err = subprocess.Start(t.Context(), l.Gateways[gateway], self, l.dirs[gateway], os.Stderr); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(l.announcers[gateway].Kill)
-	l.apply(t, gateway, state(gateway, vips...))
-}
-
-func (l *lab) apply(t *testing.T, gateway int, s *desired.State) {
-	t.Helper()
-	if err := l.announcers[gateway].Apply(s); err != nil {
-		t.Fatal(err)
-	}
+	l.Start(t, gateway, l.dirs[gateway], state(gateway, vips...))
 }
 
 func state(gateway int, vips ...netip.Addr) *desired.State {
-	s := &desired.State{
+	return &desired.State{
 		Cluster: "a", Group: "edge", Balancer: desired.NFTables,
 		VRRP: &desired.VRRP{
 			Interface: edge.Device, Source: edge.Gateways[gateway][0], Peers: []netip.Addr{edge.Gateways[1-gateway][0]},
 			RouterID: 51, Priority: uint8(200 - gateway*100), IntervalMillis: 300,
 		},
-	}
-	for _, a := range vips {
-		s.VIPs = append(s.VIPs, desired.VIP{Addr: a, Announce: desired.ByVRRP, Return: desired.Routed, Frontends: []desired.Frontend{{
-			Service: "shop/web", Protocol: "UDP", Port: 9000, Backends: []desired.Backend{{Addr: a, Port: 9000, Weight: 1}},
-		}}})
-	}
-	return s
-}
-
-const within = 30 * time.Second
-
-// eventually fails the test unless condition soon returns "" instead of what is missing.
-func eventually(t *testing.T, what func() string) {
-	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for begin := time.Now(); ; <-tick.C {
-		missing := what()
-		if missing == "" {
-			return
-		}
-		if time.Since(begin) > within {
-			t.Fatal(missing)
-		}
+		VIPs: announcertest.VIPs(desired.ByVRRP, vips...),
 	}
 }
 
 // awaitHolder waits until a gateway, and no other, has these VIPs.
 func (l *lab) awaitHolder(t *testing.T, gateway int, vips ...netip.Addr) {
 	t.Helper()
-	eventually(t, func() string {
+	announcertest.Eventually(t, func() string {
 		for _, a := range vips {
-			for i := range l.announcers {
+			for i := range l.Announcers {
 				has, err := l.Has(i, a)
 				if err != nil {
 					t.Fatal(err)
@@ -153,55 +112,56 @@ func (l *lab) awaitHolder(t *testing.T, gateway int, vips ...netip.Addr) {
 	})
 }
 
-func (l *lab) awaitAnswers(t *testing.T, p *edge.Probe, gateway int) {
+// mustLack fails the test if a gateway has one of these VIPs.
+func (l *lab) mustLack(t *testing.T, gateway int, vips ...netip.Addr) {
 	t.Helper()
-	begin := time.Now()
-	eventually(t, func() string {
-		if p.From(gateway, begin).IsZero() {
-			return fmt.Sprintf("gateway %d does not answer", gateway)
+	for _, a := range vips {
+		if has, err := l.Has(gateway, a); err != nil || has {
+			t.Errorf("gateway %d has %s: %t, %v", gateway, a, has, err)
 		}
-		return ""
-	})
+	}
 }
 
-func (l *lab) probe(t *testing.T, vip netip.Addr) *edge.Probe {
-	t.Helper()
-	p, err := l.Probe(vip)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+// Two gateways in one virtual router keep the contract of announcers.
+func TestAnnouncer(t *testing.T) {
+	t.Parallel()
+	announcertest.Contract(t, func(t *testing.T) announcertest.Group {
+		t.Helper()
+		l := newLab(t)
+		return announcertest.Group{
+			Lab: l.Lab, VIPs: [2]netip.Addr{vip, vip6}, Arguments: l.dirs, AtOnce: true,
+			State:     func(gateway int) *desired.State { return state(gateway, vip, vip6) },
+			Announces: l.Has,
+		}
+	})
 }
 
 // The backup takes all VIPs, of both families, when the master's cable is cut; the master takes them back afterwards.
 func TestTakeover(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.begin(t, 0, vip, vip6)
-	l.begin(t, 1, vip, vip6)
-	l.awaitHolder(t, 0, vip, vip6)
-	p, p6 := l.probe(t, vip), l.probe(t, vip6)
-	l.awaitAnswers(t, p, 0)
-	l.awaitAnswers(t, p6, 0)
+	l := newPair(t)
+	p, p6 := l.Probe(t, vip), l.Probe(t, vip6)
+	announcertest.AwaitAnswers(t, p, 0)
+	announcertest.AwaitAnswers(t, p6, 0)
 	if err := l.Cut(0); err != nil {
 		t.Fatal(err)
 	}
 	cut := time.Now()
-	l.awaitAnswers(t, p, 1)
-	l.awaitAnswers(t, p6, 1)
+	announcertest.AwaitAnswers(t, p, 1)
+	announcertest.AwaitAnswers(t, p6, 1)
 	if err := l.Mend(0); err != nil {
 		t.Fatal(err)
 	}
 	l.awaitHolder(t, 0, vip, vip6)
-	l.awaitAnswers(t, p, 0)
+	announcertest.AwaitAnswers(t, p, 0)
 	r := p.Stop()
 	t.Logf("the backup answered %s after the cut; %s", r.From(1, cut).Sub(cut), r)
 	p6.Stop()
-	announced, drift, err := l.announcers[0].Status()
+	announced, drift, err := l.Announcers[0].Status()
 	if err != nil || len(drift) > 0 || !reflect.DeepEqual(announced, []netip.Addr{vip, vip6}) {
 		t.Errorf("the master announces %v, drift %v, %v", announced, drift, err)
 	}
-	if announced, drift, err = l.announcers[1].Status(); err != nil || len(drift) > 0 || len(announced) > 0 {
+	if announced, drift, err = l.Announcers[1].Status(); err != nil || len(drift) > 0 || len(announced) > 0 {
 		t.Errorf("the backup announces %v, drift %v, %v", announced, drift, err)
 	}
 }
@@ -214,32 +174,22 @@ func TestReloadLosesNothing(t *testing.T) {
 	l.begin(t, 0, vip)
 	l.awaitHolder(t, 0, vip)
 	l.begin(t, 1, vip)
-	p := l.probe(t, vip)
-	l.awaitAnswers(t, p, 0)
-	l.apply(t, 1, state(1, later, vip, vip6))
+	p := l.Probe(t, vip)
+	announcertest.AwaitAnswers(t, p, 0)
+	l.Apply(t, 1, state(1, later, vip, vip6))
 	// The states differ for as long as a backup needs to miss a master.
-	apart := time.Now().Add(1500 * time.Millisecond)
-	eventually(t, func() string {
-		if p.From(0, apart).IsZero() {
-			return "gateway 0 does not answer"
-		}
-		return ""
-	})
-	l.apply(t, 0, state(0, later, vip, vip6))
+	announcertest.AwaitAnswersAfter(t, p, 0, time.Now().Add(1500*time.Millisecond))
+	l.Apply(t, 0, state(0, later, vip, vip6))
 	l.awaitHolder(t, 0, vip, vip6, later)
-	l.apply(t, 0, state(0, vip))
-	for _, a := range []netip.Addr{vip6, later} { // removed when Apply returns
-		if has, err := l.Has(0, a); err != nil || has {
-			t.Errorf("gateway 0 has %s: %t, %v", a, has, err)
-		}
-	}
-	l.announcers[0].Kill()
+	l.Apply(t, 0, state(0, vip))
+	l.mustLack(t, 0, vip6, later) // removed when Apply returns
+	l.Announcers[0].Kill()
 	l.begin(t, 0, vip) // takes over the first one's keepalived
-	if err := l.announcers[0].Close(false); err != nil {
+	if err := l.Announcers[0].Close(false); err != nil {
 		t.Fatal(err)
 	}
 	l.awaitHolder(t, 0, vip)
-	l.awaitAnswers(t, p, 0)
+	announcertest.AwaitAnswers(t, p, 0)
 	if r := p.Stop(); r.Lost() > 0 || r.By(1) > 0 {
 		t.Errorf("%s, want all answered by gateway 0", r)
 	}
@@ -248,12 +198,9 @@ func TestReloadLosesNothing(t *testing.T) {
 // A killed keepalived leaves no VIP behind on two gateways, whether its agent lives or restarts.
 func TestKilledKeepalivedLeavesNoVIP(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.begin(t, 0, vip, vip6)
-	l.begin(t, 1, vip, vip6)
-	l.awaitHolder(t, 0, vip, vip6)
+	l := newPair(t)
 	killed := l.killKeepalived(t, 0)
-	eventually(t, func() string {
+	announcertest.Eventually(t, func() string {
 		if now, err := l.pid(0, "keepalived.pid"); err != nil || now == killed {
 			return fmt.Sprintf("keepalived is %d still, %v", now, err)
 		}
@@ -261,14 +208,10 @@ func TestKilledKeepalivedLeavesNoVIP(t *testing.T) {
 	})
 	l.awaitHolder(t, 0, vip, vip6) // preferred
 
-	l.announcers[0].Kill() // without a watch
+	l.Announcers[0].Kill() // without a watch
 	l.killKeepalived(t, 0)
 	l.begin(t, 0) // without VIPs
-	for _, a := range []netip.Addr{vip, vip6} {
-		if has, err := l.Has(0, a); err != nil || has {
-			t.Errorf("gateway 0 has %s: %t, %v", a, has, err)
-		}
-	}
+	l.mustLack(t, 0, vip, vip6)
 	l.awaitHolder(t, 1, vip, vip6)
 }
 
@@ -301,31 +244,10 @@ func (l *lab) killKeepalived(t *testing.T, gateway int) (parent int) {
 func (l *lab) handsOver(t *testing.T, vips ...netip.Addr) {
 	t.Helper()
 	l.awaitHolder(t, 0, vips...)
-	if err := l.announcers[0].Close(true); err != nil {
+	if err := l.Announcers[0].Close(true); err != nil {
 		t.Fatal(err)
 	}
 	l.awaitHolder(t, 1, vips...)
-}
-
-// A cordoned or drained master hands over before it stops. A VIP without backends is removed alone.
-func TestCordonAndDrain(t *testing.T) {
-	t.Parallel()
-	l := newLab(t)
-	l.begin(t, 0, vip, vip6)
-	l.begin(t, 1, vip, vip6)
-	l.awaitHolder(t, 0, vip, vip6)
-	s := state(0, vip, vip6)
-	s.VIPs[1].Frontends[0].Backends[0].Draining = true
-	l.apply(t, 0, s)
-	if has, err := l.Has(0, vip6); err != nil || has {
-		t.Errorf("gateway 0 has a VIP that does not serve: %t, %v", has, err)
-	}
-	s = state(0, vip, vip6)
-	s.Cordoned = true
-	l.apply(t, 0, s)
-	l.awaitHolder(t, 1, vip, vip6)
-	l.apply(t, 0, state(0, vip, vip6))
-	l.handsOver(t, vip, vip6)
 }
 
 // A single gateway has no peers until another one is added.
@@ -335,59 +257,26 @@ func TestSingleGateway(t *testing.T) {
 	l.begin(t, 0)
 	alone := state(0, vip, vip6)
 	alone.VRRP.Peers = nil
-	l.apply(t, 0, alone)
+	l.Apply(t, 0, alone)
 	l.awaitHolder(t, 0, vip, vip6)
 	l.begin(t, 1, vip, vip6)
-	l.apply(t, 0, state(0, vip, vip6))
+	l.Apply(t, 0, state(0, vip, vip6))
 	l.handsOver(t, vip, vip6)
 }
 
-// A master that withdraws loses nothing, even if clients update their neighbour entries late. Without a peer that takes
-// the VIPs it withdraws all the same.
-func TestWithdrawalLosesNothing(t *testing.T) {
+// Without a peer that takes the VIPs, a master withdraws them all the same.
+func TestWithdrawalWithoutPeer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.begin(t, 0, vip, vip6)
 	l.begin(t, 1, vip, vip6)
-	l.awaitHolder(t, 0, vip, vip6)
-	probes := []*edge.Probe{l.probe(t, vip), l.probe(t, vip6)}
-	answers := func(gateway int) {
-		t.Helper()
-		for _, p := range probes {
-			l.awaitAnswers(t, p, gateway)
-		}
-	}
-	answers(0)
-	cordoned := state(0, vip, vip6)
-	cordoned.Cordoned = true
-	for range 2 {
-		l.apply(t, 0, cordoned)
-		l.awaitHolder(t, 1, vip, vip6) // removed from gateway 0 when Apply returns
-		answers(1)
-		l.apply(t, 0, state(0, vip, vip6))
-		l.awaitHolder(t, 0, vip, vip6)
-		answers(0)
-	}
-	if err := l.announcers[0].Close(true); err != nil {
-		t.Fatal(err)
-	}
-	answers(1)
-	for _, p := range probes {
-		if r := p.Stop(); r.Lost() > 0 {
-			t.Errorf("%s", r)
-		}
-	}
+	l.awaitHolder(t, 1, vip, vip6)
 	if err := l.Cut(0); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.announcers[1].Close(true); err != nil {
+	if err := l.Announcers[1].Close(true); err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range []netip.Addr{vip, vip6} {
-		if has, err := l.Has(1, a); err != nil || has {
-			t.Errorf("gateway 1, alone, has %s: %t, %v", a, has, err)
-		}
-	}
+	l.mustLack(t, 1, vip, vip6)
 }
 
 // An invalid state is refused with its field, and the previous one continues.
@@ -403,24 +292,24 @@ func TestRefusals(t *testing.T) {
 	} {
 		s := state(0, vip, vip6)
 		spoil(s.VRRP)
-		err := l.announcers[0].Apply(s)
+		err := l.Announcers[0].Apply(s)
 		var faults desired.Faults
 		if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Field != field || faults[0].Component != desired.ComponentVRRP {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 	l.awaitHolder(t, 0, vip)
-	if _, drift, err := l.announcers[0].Status(); err != nil || len(drift) > 0 {
+	if _, drift, err := l.Announcers[0].Status(); err != nil || len(drift) > 0 {
 		t.Errorf("drift %v, %v", drift, err)
 	}
 	if err := os.WriteFile(filepath.Join(l.dirs[0], "keepalived.conf"), []byte("# mine\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, drift, err := l.announcers[0].Status(); err != nil || len(drift) != 1 || !strings.Contains(drift[0].Message, "was changed") {
+	if _, drift, err := l.Announcers[0].Status(); err != nil || len(drift) != 1 || !strings.Contains(drift[0].Message, "was changed") {
 		t.Errorf("drift %v, %v", drift, err)
 	}
-	l.apply(t, 0, state(0, vip))
-	if _, drift, err := l.announcers[0].Status(); err != nil || len(drift) > 0 {
+	l.Apply(t, 0, state(0, vip))
+	if _, drift, err := l.Announcers[0].Status(); err != nil || len(drift) > 0 {
 		t.Errorf("drift %v, %v", drift, err)
 	}
 }

@@ -93,7 +93,7 @@ func Prepare(ctx context.Context, cfg Config) error {
 		if err := install(ctx, &cfg); err != nil {
 			return err
 		}
-		return cfg.cloud("").Rehearse(ctx)
+		return cfg.cloud("").Prepare(ctx)
 	})
 	return preparing.Wait()
 }

@@ -125,7 +125,7 @@ func environment(i image) []string {
 	return []string{"PATH=" + filepath.Dir(i.program)}
 }
 
-// licences returns the licences of an image's content. The licences of Debian's packages are in usr/share/doc.
+// licences returns the SPDX expression of an image's licences. The texts of the Debian packages' licences are in usr/share/doc.
 func licences(i image) string {
 	if i.program == "" {
 		return "Apache-2.0"

@@ -14,6 +14,10 @@ import (
 // Namespace is a network namespace. It exists while it is open, or while a socket or device is in it.
 type Namespace struct{ fd int }
 
+// noDAD makes an IPv6 address usable at once. Without it, and even with accept_dad=0, the kernel keeps the address tentative
+// until a worker has run, and a bind to it meanwhile fails.
+const noDAD = unix.IFA_F_NODAD
+
 // NewNamespace creates a namespace with loopback up, forwarding on, and no other device.
 func NewNamespace() (*Namespace, error) {
 	n := &Namespace{fd: -1}
@@ -118,6 +122,7 @@ func setUp(name string, addr netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("address of %s: %w", name, err)
 	}
+	a.Flags = noDAD
 	if err := netlink.AddrAdd(l, a); err != nil {
 		return fmt.Errorf("give %s to %s: %w", addr, name, err)
 	}
@@ -160,6 +165,7 @@ func (n *Namespace) Own(addr netip.Addr) error {
 		if err != nil {
 			return err
 		}
+		a.Flags = noDAD
 		if err := netlink.AddrAdd(lo, a); err != nil {
 			return fmt.Errorf("give %s to loopback: %w", addr, err)
 		}

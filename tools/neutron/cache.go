@@ -15,14 +15,14 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// kept is what a cloud that was just filled consists of, besides its databases.
+// kept lists the files of a newly filled cloud, apart from its databases.
 var kept = []string{"fernet", "credential", "clouds.yaml", "ids.json", "keystone.made", "identities.made", "neutron.made", "networks.made"}
 
 var databases = []string{"keystone.db", "neutron.db"}
 
-// likeness is the folder of clouds that begin like this one: of the same packages and configuration. To fill one takes
-// half a minute, to copy one none.
-func (c *Cloud) likeness(ctx context.Context) (string, error) {
+// template returns the cached folder of a newly filled cloud with the same packages and configuration. Filling a cloud takes
+// half a minute; copying one is immediate.
+func (c *Cloud) template(ctx context.Context) (string, error) {
 	versions, err := exec.CommandContext(ctx, "dpkg-query", append([]string{"--show"}, c.packages()...)...).Output()
 	if err != nil {
 		return "", fmt.Errorf("versions of packages: %w", err)
@@ -35,19 +35,20 @@ func (c *Cloud) likeness(ctx context.Context) (string, error) {
 	return filepath.Join(cluster.CacheDir(), fmt.Sprintf("cloud-%x", sum.Sum(nil)[:8])), nil
 }
 
-// Rehearse makes what Up copies, unless it is there: a cloud like this one, which comes up and goes in a network of its own.
-func (c *Cloud) Rehearse(ctx context.Context) (err error) {
+// Prepare caches the template that Up copies, unless it exists. It starts a cloud with the same configuration in a network of
+// its own, and removes it again.
+func (c *Cloud) Prepare(ctx context.Context) (err error) {
 	if err := c.Install(ctx); err != nil {
 		return err
 	}
-	like, err := c.likeness(ctx)
+	like, err := c.template(ctx)
 	if err != nil {
 		return err
 	}
 	if _, err := os.Stat(like); err == nil {
 		return nil
 	}
-	fmt.Fprintln(c.cfg.Progress, "cloud: a first one, which later ones begin like")
+	fmt.Fprintln(c.cfg.Progress, "cloud: fill a template that later clouds copy")
 	cfg := c.cfg
 	if cfg.Dir, err = os.MkdirTemp("", "isthmus-cloud-"); err != nil {
 		return err
@@ -67,9 +68,9 @@ func (c *Cloud) Rehearse(ctx context.Context) (err error) {
 	return errors.Join(first.Up(ctx), first.Down(context.WithoutCancel(ctx)))
 }
 
-// recall fills a cloud that is empty with what one like it began with, if there was one.
-func (c *Cloud) recall(ctx context.Context) error {
-	from, err := c.likeness(ctx)
+// fromTemplate copies the template into an empty cloud, if the template exists.
+func (c *Cloud) fromTemplate(ctx context.Context) error {
+	from, err := c.template(ctx)
 	if err != nil || c.exists("keystone.made") {
 		return err
 	}
@@ -79,9 +80,9 @@ func (c *Cloud) recall(ctx context.Context) error {
 	return os.CopyFS(c.cfg.Dir, os.DirFS(from))
 }
 
-// remember keeps what a cloud begins with, before anybody used it.
-func (c *Cloud) remember(ctx context.Context) error {
-	to, err := c.likeness(ctx)
+// toTemplate stores a newly filled cloud as the template, before any client has used the cloud.
+func (c *Cloud) toTemplate(ctx context.Context) error {
+	to, err := c.template(ctx)
 	if err != nil {
 		return err
 	}
@@ -114,13 +115,13 @@ func (c *Cloud) remember(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := os.Rename(temporary, to); err != nil && !errors.Is(err, fs.ErrExist) { // another process was faster
+	if err := os.Rename(temporary, to); err != nil && !errors.Is(err, fs.ErrExist) { // another process has stored it
 		return err
 	}
 	return nil
 }
 
-// copyTo copies a file, or a folder of files.
+// copyTo copies a file, or a folder with files.
 func copyTo(to, from string) error {
 	info, err := os.Stat(from)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack"
 )
 
-// The only building blocks of a Nova server.
+// The only image and flavour of Nova servers.
 const (
 	Image  = "22222222-2222-2222-2222-222222222222"
 	Flavor = "1"
@@ -24,12 +24,12 @@ const (
 //go:embed compute.py
 var compute string
 
-// novaDatabases are those of cells, of the API and of Placement.
+// novaDatabases are the databases of Nova's cells, Nova's API and Placement.
 var novaDatabases = []string{"nova.db", "nova0.db", "nova_api.db", "placement.db"}
 
 func (c *Cloud) novaURL() string { return fmt.Sprintf("http://%s:%d/v2.1/", c.cfg.Addr, novaPort) }
 
-// makeNova makes Nova's databases, which are empty.
+// makeNova creates Nova's databases, without content.
 func (c *Cloud) makeNova(ctx context.Context) error {
 	return c.once("nova.made", func() error {
 		for _, db := range novaDatabases {
@@ -41,7 +41,7 @@ func (c *Cloud) makeNova(ctx context.Context) error {
 	})
 }
 
-// Computing returns Nova as User sees it, with the first microversion in which a server is made with its tags.
+// Computing returns a client of Nova with the rights of User, at the first microversion that creates a server with tags.
 func (c *Cloud) Computing(ctx context.Context) (*gophercloud.ServiceClient, error) {
 	user, err := c.connect(ctx, User)
 	if err != nil {
@@ -55,7 +55,7 @@ func (c *Cloud) Computing(ctx context.Context) (*gophercloud.ServiceClient, erro
 	return nova, nil
 }
 
-// serviceUser are the options by which a service asks others: as neutron, the one user that is there for services.
+// serviceUser returns the options with which one service authenticates to another: as neutron, the only service user.
 func (c *Cloud) serviceUser() string {
 	return fmt.Sprintf(`auth_url = %s
 auth_type = password
@@ -68,7 +68,7 @@ region_name = %s
 `, c.keystoneURL(), password, region)
 }
 
-// novaConf has a queue in memory, the driver that pretends, and does not wait for an agent to plug devices.
+// novaConf configures an in-memory message queue and the fake compute driver, and does not wait for an agent to plug devices.
 func (c *Cloud) novaConf() string {
 	inner := fmt.Sprintf("http://%s:%d", c.cfg.Addr, innerPort)
 	return fmt.Sprintf(`[DEFAULT]

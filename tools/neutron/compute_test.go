@@ -11,11 +11,11 @@ import (
 	"github.com/isthmus-net/isthmus/tools/neutron"
 )
 
-// patience is how long a list may take on a busy machine, where Nova, Neutron and Keystone share what is left.
-const patience = 3 * time.Minute
+// listTimeout is the timeout of a list on a busy machine, where Nova, Neutron and Keystone share the CPUs.
+const listTimeout = 3 * time.Minute
 
-// serversOf holds that the real Nova keeps the contract that the fake one keeps in its own tests. It starts soon enough for
-// a test: Cloud.Start gives it three minutes.
+// serversOf checks that the real Nova fulfils the contract that the fake fulfils in its own tests. Nova's start has the three
+// minutes of Cloud.Start.
 func serversOf(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 	t.Helper()
 	if err := cloud.Stop(t.Context(), neutron.Nova); err != nil {
@@ -37,8 +37,8 @@ func serversOf(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 		}
 	}
 	novatest.Contract(t, novatest.Cloud{
-		Mine:    nova.New(nova.Config{Cloud: neutron.MachinesCredential, File: cloud.CloudsYAML(), Timeout: patience}),
-		Strange: nova.New(nova.Config{Cloud: neutron.Stranger, File: cloud.CloudsYAML(), Timeout: patience}),
+		Mine:    nova.New(nova.Config{Cloud: neutron.MachinesCredential, File: cloud.CloudsYAML(), Timeout: listTimeout}),
+		Strange: nova.New(nova.Config{Cloud: neutron.Stranger, File: cloud.CloudsYAML(), Timeout: listTimeout}),
 		Boot: func(t testing.TB, name string, metadata map[string]string, tags ...string) string {
 			t.Helper()
 			s, err := novaservers.Create(t.Context(), compute, novaservers.CreateOpts{

@@ -2,7 +2,7 @@ package neutron
 
 import "fmt"
 
-// Ports of the two APIs, and a password for everybody: nothing but the tests' own network reaches them.
+// Ports of the two APIs, and the password of all users. Only the tests' own network reaches the APIs.
 const (
 	keystonePort = 15000
 	neutronPort  = 19696
@@ -22,7 +22,7 @@ func (c *Cloud) database(name string) string {
 	return "sqlite:///" + c.path(name+".db")
 }
 
-// keystoneConf keeps tokens' checks in memory: a request takes 300 ms otherwise.
+// keystoneConf caches token validation in memory. Without the cache a request takes 300 ms.
 func (c *Cloud) keystoneConf() string {
 	return fmt.Sprintf(`[DEFAULT]
 log_file = %s
@@ -44,9 +44,9 @@ backend = dogpile.cache.memory
 `, c.path("keystone.log"), c.database("keystone"), c.cfg.TokenLifetime.Seconds(), c.path("fernet"), c.path("credential"))
 }
 
-// neutronConf has no queue (casts to agents that are not there vanish), no workers of its own, and remembers tokens only
-// if it is to: one that was revoked is refused at once then. Without service_type application credentials with access
-// rules would get 401.
+// neutronConf has no message queue, so that casts to agents, which do not exist, are dropped. It has no workers. It caches
+// tokens only with Config.TrustTokens, so that a revoked token is otherwise refused at once. Without service_type, application
+// credentials with access rules would get 401.
 func (c *Cloud) neutronConf() string {
 	remember := -1
 	if c.cfg.TrustTokens {

@@ -30,16 +30,16 @@ import (
 	"github.com/isthmus-net/isthmus/tools/neutron"
 )
 
-// names are how many Services a cluster has at most: each may need two address pairs, of which a port has 10, one of them
-// somebody else's.
+// names is the maximum number of Services in a cluster. 4 Services with up to 2 address pairs each fit into the 10 pairs of a
+// port, one of which is foreign.
 const names = 4
 
 // foreign is an address pair that another user has set at the gateways' ports.
 var foreign = netip.MustParsePrefix("198.51.100.7/32")
 
-// cycles lets the Services of two clusters of one project come, change and go at random, under controllers that are killed at
-// random requests, and once under a Neutron that crashes: every time, all is as it should be in the end, and neither cluster
-// ever wrote to what is the other's.
+// cycles creates, changes and deletes Services of two clusters in one project at random. The controllers are killed at random
+// requests, and Neutron crashes once. After each cycle Neutron matches the Services, and neither cluster has written to an
+// object of the other.
 func cycles(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 	t.Helper()
 	const count = 200
@@ -93,14 +93,14 @@ func cycles(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 		count, time.Since(begin).Seconds(), a.changes+b.changes, a.kills+b.kills, len(a.wrote), len(b.wrote))
 }
 
-// tenant is a cluster with a controller, in a project that it shares.
+// tenant is a cluster with a controller, in a project that it shares with another tenant.
 type tenant struct {
 	id       string
 	config   *rest.Config
 	clouds   string
 	settings controller.Settings
 	api      client.Client
-	cloud    *openstack.Client // for the test's own questions
+	cloud    *openstack.Client // for the test's own requests
 	gateway  string            // its port in Neutron
 	random   *rand.Rand
 	alive    *life
@@ -134,21 +134,21 @@ func newTenant(t *testing.T, id string, server *apitest.Server, cloud *neutron.C
 	return x
 }
 
-// life is a controller, from its start to its end.
+// life is one run of a controller.
 type life struct {
 	*wire
 	cancel context.CancelFunc
 	ended  chan struct{} // closed
 }
 
-// stop ends it, in good order if it was not killed, and waits for that. How it ends is no matter.
+// stop shuts the controller down, unless it was killed, and waits until it has ended. It ignores the controller's error.
 func (l *life) stop() {
 	l.cancel()
 	<-l.ended
 }
 
-// start starts a controller that knows nothing, to be killed at its nth request; 0: not at all. Nobody waits for the Lease of
-// the one before.
+// start starts a controller without a cache, and kills it at its nth request, or never if n is 0. It deletes the predecessor's
+// Lease, so that the controller does not wait for its expiry.
 func (x *tenant) start(ctx context.Context, n int) error {
 	l := &life{wire: newWire(x.wrote), ended: make(chan struct{})}
 	l.dieAt(n, n%2 == 0)
@@ -176,7 +176,7 @@ func (x *tenant) start(ctx context.Context, n int) error {
 		}
 	}()
 	go func() {
-		if err == nil { // or it was killed while it asked for the kinds of the API server
+		if err == nil { // otherwise it was killed during API discovery
 			_ = is.Run(ctx)
 		}
 		close(l.ended)
@@ -184,7 +184,8 @@ func (x *tenant) start(ctx context.Context, n int) error {
 	return nil
 }
 
-// cycle changes Services, kills the controller meanwhile, and sometimes its successor too, and holds that all is well then.
+// cycle changes Services and kills the controller during the changes, and sometimes its successor too. Then it waits until
+// Neutron matches the Services.
 func (x *tenant) cycle(ctx context.Context) error {
 	x.alive.dieAt(x.random.IntN(40)+1, x.random.IntN(2) == 0)
 	if err := x.change(ctx); err != nil {
@@ -208,7 +209,7 @@ func (x *tenant) cycle(ctx context.Context) error {
 	}
 }
 
-// leave takes all Services away, and holds that nothing is left of them.
+// leave deletes all Services, and checks that none of their objects is left.
 func (x *tenant) leave(ctx context.Context) error {
 	if err := x.api.DeleteAllOf(ctx, &corev1.Service{}, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{"by": "test"}); err != nil {
 		return err
@@ -223,7 +224,7 @@ func (x *tenant) leave(ctx context.Context) error {
 	return err
 }
 
-// change adds, changes or removes a Service or two.
+// change creates, changes or deletes up to three Services.
 func (x *tenant) change(ctx context.Context) error {
 	for range x.random.IntN(3) + 1 {
 		x.changes++
@@ -259,7 +260,7 @@ func (x *tenant) change(ctx context.Context) error {
 	return nil
 }
 
-// await waits until all is as it should be, or the controller is dead.
+// await waits until the tenant is settled or the controller has been killed.
 func (x *tenant) await(ctx context.Context) error {
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
@@ -279,7 +280,7 @@ func (x *tenant) await(ctx context.Context) error {
 	}
 }
 
-// settled returns what is not as it should be.
+// settled returns the first difference between the Services, their status and the objects in Neutron.
 func (x *tenant) settled(ctx context.Context) error {
 	var list corev1.ServiceList
 	if err := x.api.List(ctx, &list, client.MatchingLabels{"by": "test"}); err != nil {
@@ -289,9 +290,9 @@ func (x *tenant) settled(ctx context.Context) error {
 	for _, s := range list.Items {
 		switch in := s.Status.LoadBalancer.Ingress; {
 		case s.DeletionTimestamp != nil:
-			return fmt.Errorf("service %s is still there", s.Name)
+			return fmt.Errorf("service %s is not deleted yet", s.Name)
 		case len(in) != len(s.Spec.IPFamilies), len(in[0].Ports) != 1, in[0].Ports[0].Port != s.Spec.Ports[0].Port:
-			return fmt.Errorf("service %s is reached at %+v", s.Name, in)
+			return fmt.Errorf("service %s has the addresses %+v", s.Name, in)
 		}
 		id := s.Annotations[service.AnnotationPort]
 		for _, o := range used[id] {
@@ -304,7 +305,7 @@ func (x *tenant) settled(ctx context.Context) error {
 	return x.inNeutron(ctx, used)
 }
 
-// inNeutron returns what in Neutron is not as the Services at each port, used, have it.
+// inNeutron returns the first difference between the objects in Neutron and used, the Services of each port.
 func (x *tenant) inNeutron(ctx context.Context, used map[string][]corev1.Service) error {
 	ports, err := x.cloud.Ports(ctx)
 	floating, err2 := x.cloud.FloatingIPs(ctx)

@@ -1,9 +1,9 @@
-// Package neutron runs a real Keystone and a real Neutron from Debian's packages: with SQLite, without a message queue and
-// without agents, so ports stay DOWN and no packet is forwarded; every answer of the API is the real one. Where it is
-// asked for, a real Nova as well, whose servers are pretended.
+// Package neutron runs a real Keystone and a real Neutron from Debian's packages, and optionally a real Nova with fake servers.
+// It uses SQLite, and neither a message queue nor agents. Ports therefore stay DOWN and no packet is forwarded, but all
+// responses are those of the real API.
 //
 // In: a Config. Out: a cloud with an external and an internal network, a router between them, a port for each gateway
-// node, two projects, and a clouds.yaml for them. Up keeps what is there, Down ends what runs and removes all of it.
+// node, two projects, and a clouds.yaml for them. Up completes an existing cloud; Down stops its services and removes all state.
 package neutron
 
 import (
@@ -25,34 +25,34 @@ import (
 // Clouds of clouds.yaml.
 const (
 	Admin = "admin" // of everything
-	// User is an ordinary member of the project that has the networks. The others are the same one by application credentials,
-	// which may do what deploy/openstack says and nothing else.
+	// User is an ordinary member of the project that owns the networks. The next two are the same user with application
+	// credentials, restricted to the access rules in deploy/openstack.
 	User               = "user"
 	GatewaysCredential = "gateways"
 	MachinesCredential = "machines"
 	Stranger           = "stranger" // a member of another project
 )
 
-// Config says where the cloud is. The zero value, but for Dir, is one on loopback.
+// Config configures a cloud. With only Dir set, the cloud listens on loopback.
 type Config struct {
 	Dir string // holds all state, and the logs
-	// Namespace is the file of the network namespace that both services are in, "" for the caller's.
+	// Namespace is the file of the services' network namespace; empty means the caller's.
 	Namespace string
-	Addr      netip.Addr // that both listen on; default 127.0.0.1
-	// External are the networks of floating IPs and Internal those of gateways and VIPs, IPv4 and IPv6.
+	Addr      netip.Addr // listening address of all services; default 127.0.0.1
+	// External are the IPv4 and IPv6 networks of floating IPs, Internal those of gateways and VIPs.
 	External, Internal [2]netip.Prefix
-	// Gateways are the addresses of gateway nodes, of Internal, each of which has a port; default the 11th and the 12th.
+	// Gateways are the gateways' addresses in Internal, each with a port; default: the 11th and the 12th.
 	Gateways      [][2]netip.Addr
 	TokenLifetime time.Duration // of whole seconds; default an hour
-	TrustTokens   bool          // a token is good for five minutes once it was, also if it is revoked, as in most clouds
-	MaxPairs      int           // allowed address pairs a port; default 10, as Neutron's
-	Compute       bool          // Nova too
-	Progress      io.Writer     // gets one line a step; default: none
+	TrustTokens   bool          // cache a valid token for five minutes, even if it is revoked meanwhile, as most clouds do
+	MaxPairs      int           // allowed address pairs per port; default 10, as in Neutron
+	Compute       bool          // run Nova, too
+	Progress      io.Writer     // receives one line per step; default: none
 }
 
-// IDs are of what the cloud begins with.
+// IDs are the ids of the objects in a new cloud.
 type IDs struct {
-	Project         string    `json:"project"` // that User is in
+	Project         string    `json:"project"` // project of User
 	External        string    `json:"external"`
 	Network         string    `json:"network"` // internal
 	ExternalSubnets [2]string `json:"externalSubnets"`
@@ -67,7 +67,7 @@ type Gateway struct {
 	Addrs [2]netip.Addr `json:"addrs"`
 }
 
-// Cloud is a Keystone, a Neutron and perhaps a Nova that may or may not run.
+// Cloud is a Keystone, a Neutron and optionally a Nova, running or not.
 type Cloud struct{ cfg Config }
 
 // Open returns the cloud that cfg describes. It starts nothing.
@@ -95,17 +95,17 @@ func Open(cfg Config) *Cloud {
 	return &Cloud{cfg: cfg}
 }
 
-// WithTokens returns the same cloud, whose Keystone gives tokens of another lifetime from its next start on.
+// WithTokens returns the same cloud with another token lifetime, which applies from Keystone's next start on.
 func (c *Cloud) WithTokens(lifetime time.Duration) *Cloud {
 	cfg := c.cfg
 	cfg.TokenLifetime = lifetime
 	return &Cloud{cfg}
 }
 
-// CloudsYAML is the file that has Clouds. Its addresses are reachable from the cloud's network namespace.
+// CloudsYAML returns the path of the clouds.yaml with all entries. Its URLs are reachable from the cloud's network namespace.
 func (c *Cloud) CloudsYAML() string { return c.path("clouds.yaml") }
 
-// IDs returns what the cloud begins with. There must have been an Up.
+// IDs returns the ids of the objects that Up created. Call Up first.
 func (c *Cloud) IDs() (IDs, error) {
 	b, err := os.ReadFile(c.path("ids.json"))
 	if err != nil {
@@ -115,7 +115,7 @@ func (c *Cloud) IDs() (IDs, error) {
 	return ids, json.Unmarshal(b, &ids)
 }
 
-// Up installs and starts what is missing, and fills a cloud that is empty. All APIs answer when it returns.
+// Up installs missing packages, starts the services that do not run, and fills an empty cloud. All APIs answer when it returns.
 func (c *Cloud) Up(ctx context.Context) error {
 	begin := time.Now()
 	if err := c.Install(ctx); err != nil {
@@ -140,7 +140,7 @@ func (c *Cloud) Up(ctx context.Context) error {
 		do   func(context.Context) error
 	}
 	steps := []step{
-		{"what one like it began with", c.recall},
+		{"copy of the template", c.fromTemplate},
 		{"identities", c.makeKeystone},
 		{"Keystone", func(ctx context.Context) error { return c.Start(ctx, Keystone) }},
 		{"projects", c.seedIdentities},
@@ -151,8 +151,8 @@ func (c *Cloud) Up(ctx context.Context) error {
 	if c.cfg.Compute {
 		steps = append(steps, step{"databases of Nova", c.makeNova}, step{"Nova", func(ctx context.Context) error { return c.Start(ctx, Nova) }})
 	}
-	steps = append(steps, step{"what others like it begin with", func(ctx context.Context) error {
-		return c.once("remembered", func() error { return c.remember(ctx) })
+	steps = append(steps, step{"template", func(ctx context.Context) error {
+		return c.once("template.made", func() error { return c.toTemplate(ctx) })
 	}})
 	for _, step := range steps {
 		fmt.Fprintf(c.cfg.Progress, "[%4.0fs] cloud: %s\n", time.Since(begin).Seconds(), step.name)
@@ -163,12 +163,12 @@ func (c *Cloud) Up(ctx context.Context) error {
 	return nil
 }
 
-// Down ends all services and removes all state.
+// Down stops all services and removes all state.
 func (c *Cloud) Down(ctx context.Context) error {
 	return errors.Join(c.Stop(ctx, Nova), c.Stop(ctx, Neutron), c.Stop(ctx, Keystone), os.RemoveAll(c.cfg.Dir))
 }
 
-// host is the nth address of a prefix.
+// host returns the nth address of a prefix.
 func host(p netip.Prefix, n byte) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	b[len(b)-1] |= n
@@ -178,13 +178,13 @@ func host(p netip.Prefix, n byte) netip.Addr {
 
 func (c *Cloud) path(name string) string { return filepath.Join(c.cfg.Dir, name) }
 
-// exists reports whether a file of the cloud is there.
+// exists reports whether the cloud has a file of that name.
 func (c *Cloud) exists(name string) bool {
 	_, err := os.Stat(c.path(name))
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// once calls do, unless it succeeded for this cloud before.
+// once calls do, unless an earlier call for this cloud succeeded.
 func (c *Cloud) once(name string, do func() error) error {
 	if c.exists(name) {
 		return nil
@@ -195,8 +195,8 @@ func (c *Cloud) once(name string, do func() error) error {
 	return os.WriteFile(c.path(name), nil, 0o600)
 }
 
-// packages are Keystone, Neutron and a web server for the first, and where it is asked for Nova; those bring their own. Of
-// Nova and of Placement the programs are not needed.
+// packages lists the packages of Keystone, its web server, Neutron, and with Config.Compute Nova. Nova and Placement need
+// only their Python modules, because they bring their own web servers.
 func (c *Cloud) packages() []string {
 	all := []string{"keystone", "neutron-server", "uwsgi-core", "uwsgi-plugin-python3"}
 	if c.cfg.Compute {
@@ -205,7 +205,8 @@ func (c *Cloud) packages() []string {
 	return all
 }
 
-// Install installs what Up needs, which Up does too. Without answers beforehand the packages would ask where their databases are.
+// Install installs the packages that Up needs; Up calls it, too. It preseeds debconf, because the packages would otherwise ask
+// for the locations of their databases.
 func (c *Cloud) Install(ctx context.Context) error {
 	missing, err := debian.Missing(ctx, c.packages()...)
 	if err != nil || len(missing) == 0 {

@@ -31,20 +31,20 @@ import (
 	"github.com/isthmus-net/isthmus/tools/neutron"
 )
 
-// fullLength adds what takes an hour.
+// fullLength adds the tests that take an hour.
 var fullLength = os.Getenv("ISTHMUS_FULL_LENGTH") != ""
 
-// servers are those of two clusters in one project.
+// servers are the API servers of two clusters in one project.
 var servers [2]apitest.Server
 
-// withServers runs the tests beside them, where there are tests that need them.
+// withServers runs the tests with these API servers, if any selected test needs them.
 type withServers struct{ *testing.M }
 
 func (m withServers) Run() int {
 	if !fullLength {
 		return m.M.Run()
 	}
-	klog.SetLogger(logr.Discard()) // controllers that are killed complain a lot
+	klog.SetLogger(logr.Discard()) // killed controllers log many errors
 	ctrl.SetLogger(logr.Discard())
 	if err := routed(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -53,7 +53,8 @@ func (m withServers) Run() int {
 	return apitest.Run(m.M, &servers[0], &servers[1])
 }
 
-// routed gives the tests' network a default route, which leads nowhere: an API server does not start without one.
+// routed adds a default route without a destination to the tests' network: an API server does not start without a default
+// route.
 func routed() error {
 	if !netlab.IsRoot() {
 		return nil
@@ -80,7 +81,7 @@ func connect(t testing.TB, cloud *neutron.Cloud, as, cluster string) *openstack.
 	return client
 }
 
-// The real Neutron keeps the contract that the fake keeps in its own tests, and lives through a crash.
+// The real Neutron fulfils the contract that the fake fulfils in its own tests, and keeps its state in a crash.
 func TestNeutron(t *testing.T) {
 	netlab.Privileged(t)
 	cloud := neutron.Open(neutron.Config{Dir: t.TempDir(), Compute: true, Progress: t.Output()})
@@ -89,7 +90,7 @@ func TestNeutron(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(cloud.Rehearse(t.Context()), cloud.Up(t.Context())); err != nil {
+	if err := errors.Join(cloud.Prepare(t.Context()), cloud.Up(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	ids, err := cloud.IDs()
@@ -130,7 +131,7 @@ func TestNeutron(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := client.Ports(t.Context()); err == nil {
-			t.Error("a Neutron that was killed answers")
+			t.Error("the killed Neutron still answers")
 		}
 		if err := cloud.Up(t.Context()); err != nil {
 			t.Fatal(err)
@@ -140,15 +141,15 @@ func TestNeutron(t *testing.T) {
 		}
 	})
 	t.Run("access rules", func(t *testing.T) { accessRules(t, cloud) })
-	t.Run("a stranger sees nothing", func(t *testing.T) {
+	t.Run("user of another project", func(t *testing.T) {
 		if all, err := connect(t, cloud, neutron.Stranger, "survivor").Ports(t.Context()); err != nil || len(all) != 0 {
 			t.Errorf("ports %v, %v", all, err)
 		}
 	})
-	t.Run("a token's end", func(t *testing.T) { tokenEnds(t, cloud, ids) })
+	t.Run("token expiry", func(t *testing.T) { tokenEnds(t, cloud, ids) })
 }
 
-// accessRules holds that the application credentials may do nothing else than what the contracts above need.
+// accessRules checks that the application credentials admit only the requests that the contracts above make.
 func accessRules(t *testing.T, cloud *neutron.Cloud) {
 	t.Helper()
 	for of, list := range map[string]func(*gophercloud.ServiceClient) pagination.Pager{
@@ -163,7 +164,7 @@ func accessRules(t *testing.T, cloud *neutron.Cloud) {
 	}
 }
 
-// networkOf is Neutron as one of clouds.yaml sees it.
+// networkOf returns a client of Neutron for an entry of clouds.yaml.
 func networkOf(t testing.TB, cloud *neutron.Cloud, of string) *gophercloud.ServiceClient {
 	t.Helper()
 	auth, endpoint, _, err := clouds.Parse(clouds.WithLocations(cloud.CloudsYAML()), clouds.WithCloudName(of))
@@ -181,8 +182,8 @@ func networkOf(t testing.TB, cloud *neutron.Cloud, of string) *gophercloud.Servi
 	return network
 }
 
-// tokenEnds holds that a controller outlives its token: one that nobody renewed is refused, and the controller, whose own is as
-// old, is not. It is for the last of the tests, for all tokens are short ones then.
+// tokenEnds checks that a controller renews its token: Neutron refuses an old token that was not renewed, and accepts the
+// controller, whose first token was as old. It must be the last test, because it shortens the lifetime of all tokens.
 func tokenEnds(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 	t.Helper()
 	if err := cloud.Kill(t.Context(), neutron.Keystone); err != nil {
@@ -198,7 +199,7 @@ func tokenEnds(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 		}
 		old := networkOf(t, cloud, of)
 		old.ReauthFunc = nil
-		deadline := time.Now().Add(patience)
+		deadline := time.Now().Add(listTimeout)
 		for {
 			_, err := ports.List(old, ports.ListOpts{NetworkID: ids.Network}).AllPages(t.Context())
 			if gophercloud.ResponseCodeIs(err, http.StatusUnauthorized) {

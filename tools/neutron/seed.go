@@ -62,7 +62,7 @@ func (c *Cloud) connect(ctx context.Context, user string) (*gophercloud.Provider
 	})
 }
 
-// Networking returns Neutron as its administrator sees it.
+// Networking returns a client of Neutron with an administrator's rights.
 func (c *Cloud) Networking(ctx context.Context) (*gophercloud.ServiceClient, error) {
 	admin, err := c.connect(ctx, "admin")
 	if err != nil {
@@ -71,7 +71,7 @@ func (c *Cloud) Networking(ctx context.Context) (*gophercloud.ServiceClient, err
 	return openstack.NewNetworkV2(admin, gophercloud.EndpointOpts{Region: region})
 }
 
-// identities returns a user's client, and Keystone as that user sees it.
+// identities returns a user's authenticated client, and a client of Keystone with that user's rights.
 func (c *Cloud) identities(ctx context.Context, user string) (*gophercloud.ProviderClient, *gophercloud.ServiceClient, error) {
 	p, err := c.connect(ctx, user)
 	if err != nil {
@@ -81,7 +81,7 @@ func (c *Cloud) identities(ctx context.Context, user string) (*gophercloud.Provi
 	return p, identity, err
 }
 
-// seedIdentities makes projects and users, the catalog's entries, and clouds.yaml.
+// seedIdentities creates the projects, the users, the entries of the catalog, and clouds.yaml.
 func (c *Cloud) seedIdentities(ctx context.Context) error {
 	return c.once("identities.made", func() error {
 		_, identity, err := c.identities(ctx, "admin")
@@ -129,10 +129,10 @@ func (c *Cloud) seedIdentities(ctx context.Context) error {
 	})
 }
 
-// credentials are the application credentials of User, and what each may do.
+// credentials are the application credentials of User, each with its access rules.
 var credentials = map[string][]byte{GatewaysCredential: deployed.Gateways, MachinesCredential: deployed.Machines}
 
-// writeClouds makes the application credentials and writes clouds.yaml.
+// writeClouds creates the application credentials and writes clouds.yaml.
 func (c *Cloud) writeClouds(ctx context.Context) error {
 	user, identity, err := c.identities(ctx, User)
 	if err != nil {
@@ -173,10 +173,10 @@ func (c *Cloud) writeClouds(ctx context.Context) error {
 	return os.WriteFile(c.CloudsYAML(), b, 0o600)
 }
 
-// warm asks Neutron for its networks: a new process that is asked for ports before anything else answers 500, because it
-// has not read how its tables hang together (neutron 21, get_ports).
+// warm lists Neutron's networks. Otherwise a new process whose first request lists ports answers 500, because it has not loaded
+// the relations of its tables yet (neutron 21, get_ports).
 func (c *Cloud) warm(ctx context.Context) error {
-	if !c.exists("networks.made") { // who makes them has asked enough
+	if !c.exists("networks.made") { // makeNetworks will send enough requests
 		return nil
 	}
 	network, err := c.Networking(ctx)
@@ -187,7 +187,7 @@ func (c *Cloud) warm(ctx context.Context) error {
 	return err
 }
 
-// makeNetworks makes networks, the router between them and the ports of gateways.
+// makeNetworks creates the networks, the router between them and the gateways' ports.
 func (c *Cloud) makeNetworks(ctx context.Context) error {
 	return c.once("networks.made", func() error {
 		_, identity, err := c.identities(ctx, "admin")
@@ -262,7 +262,7 @@ func (s *seeder) seed(ctx context.Context, cfg Config) (err error) {
 	return nil
 }
 
-// subnets makes one of each family.
+// subnets creates a subnet of each family.
 func (s *seeder) subnets(ctx context.Context, o subnets.CreateOpts, of [2]netip.Prefix) (ids [2]string, err error) {
 	for i, p := range of {
 		o.CIDR, o.IPVersion, o.Name = p.String(), gophercloud.IPv4, "four"
@@ -278,7 +278,7 @@ func (s *seeder) subnets(ctx context.Context, o subnets.CreateOpts, of [2]netip.
 	return ids, nil
 }
 
-// gateway makes the port of a gateway node.
+// gateway creates the port of a gateway node.
 func (s *seeder) gateway(ctx context.Context, name string, addrs [2]netip.Addr) error {
 	port, err := ports.Create(ctx, s.network, ports.CreateOpts{
 		Name: name, NetworkID: s.ids.Network, ProjectID: s.ids.Project,
@@ -291,7 +291,7 @@ func (s *seeder) gateway(ctx context.Context, name string, addrs [2]netip.Addr) 
 	return nil
 }
 
-// userOf returns the id of the user that a client is for.
+// userOf returns the id of a client's user.
 func userOf(p *gophercloud.ProviderClient) (string, error) {
 	token, ok := p.GetAuthResult().(tokens.CreateResult)
 	if !ok {

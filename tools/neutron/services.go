@@ -15,17 +15,17 @@ import (
 	"time"
 )
 
-// Service is one of those of a cloud.
+// Service is one of the services of a cloud.
 type Service string
 
-// The services.
+// The services of a cloud.
 const (
 	Keystone Service = "keystone"
 	Neutron  Service = "neutron"
 	Nova     Service = "nova" // with Placement
 )
 
-// environment keeps Debian's Python from the packages of another one, and requests from a proxy.
+// environment makes Debian's Python ignore packages of other Pythons, and sends no request to a proxy.
 var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "no_proxy=*", "HOME=/root"}
 
 // command returns a command in the cloud's network namespace.
@@ -38,7 +38,7 @@ func (c *Cloud) command(ctx context.Context, argv ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a command to its end. The error carries the end of what it said.
+// run runs a command and waits for it. The error contains the end of its output.
 func (c *Cloud) run(ctx context.Context, argv ...string) error {
 	said, err := c.command(ctx, argv...).CombinedOutput()
 	if err != nil {
@@ -48,12 +48,13 @@ func (c *Cloud) run(ctx context.Context, argv ...string) error {
 	return nil
 }
 
-// writeAhead lets readers of a new database not hold up its writer: with SQLite's usual journal they make its requests fail.
+// writeAhead switches a new database to SQLite's write-ahead log. With the default journal, readers block the writer and its
+// requests fail.
 func (c *Cloud) writeAhead(ctx context.Context, database string) error {
 	return c.run(ctx, "/usr/bin/python3", "-c", "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA journal_mode=WAL')", database)
 }
 
-// makeKeystone makes Keystone's tables and keys, and its administrator.
+// makeKeystone creates Keystone's tables, keys and administrator.
 func (c *Cloud) makeKeystone(ctx context.Context) error {
 	return c.once("keystone.made", func() error {
 		if err := c.writeAhead(ctx, c.path("keystone.db")); err != nil {
@@ -76,16 +77,16 @@ func (c *Cloud) makeKeystone(ctx context.Context) error {
 	})
 }
 
-// computeHost is where Nova's servers are, as Neutron and Nova call it.
+// computeHost is the name of Nova's compute host, in Neutron and Nova.
 const computeHost = "compute"
 
 //go:embed schema.py
 var schema string
 
-// makeNeutron makes Neutron's tables.
+// makeNeutron creates Neutron's tables.
 func (c *Cloud) makeNeutron(ctx context.Context) error {
 	return c.once("neutron.made", func() error {
-		if err := os.RemoveAll(c.path("neutron.db")); err != nil { // of a try that was cut
+		if err := os.RemoveAll(c.path("neutron.db")); err != nil { // of an interrupted attempt
 			return err
 		}
 		if err := c.writeAhead(ctx, c.path("neutron.db")); err != nil {
@@ -95,7 +96,8 @@ func (c *Cloud) makeNeutron(ctx context.Context) error {
 	})
 }
 
-// arguments returns how a service is started. Without its header uWSGI would end connections unsaid, and requests on them fail.
+// arguments returns the command line of a service. The added header makes uWSGI announce that it closes a connection; otherwise
+// later requests on the connection fail.
 func (c *Cloud) arguments(s Service) (argv []string, url string) {
 	if s == Keystone {
 		return []string{
@@ -124,7 +126,7 @@ func (c *Cloud) Start(ctx context.Context, s Service) error {
 	cmd := c.command(context.WithoutCancel(ctx), argv...)
 	cmd.Env = append(cmd.Env, "OS_KEYSTONE_CONFIG_FILES="+c.path("keystone.conf"))
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // it outlives the caller, and its children are found by its session
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // it outlives the caller, and Kill finds its children by their session
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -163,7 +165,7 @@ func (c *Cloud) await(ctx context.Context, url string, ended <-chan error) error
 	}
 }
 
-// answers asks a service for anything.
+// answers reports whether a service answers a request.
 func (c *Cloud) answers(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -179,10 +181,10 @@ func (c *Cloud) answers(ctx context.Context, url string) error {
 	return response.Body.Close()
 }
 
-// Stop ends a service in good order, and with force after 10 s. One that does not run is fine.
+// Stop terminates a service, and kills it after 10 s. It succeeds if the service does not run.
 func (c *Cloud) Stop(ctx context.Context, s Service) error { return c.end(ctx, s, syscall.SIGTERM) }
 
-// Kill ends a service as a crash does.
+// Kill kills a service, as a crash would.
 func (c *Cloud) Kill(ctx context.Context, s Service) error { return c.end(ctx, s, syscall.SIGKILL) }
 
 func (c *Cloud) end(ctx context.Context, s Service, signal syscall.Signal) error {
@@ -190,7 +192,7 @@ func (c *Cloud) end(ctx context.Context, s Service, signal syscall.Signal) error
 	if !running {
 		return nil
 	}
-	// The parent first: it would make its children anew. Then its whole group, for those that it left.
+	// The parent first, because it would restart its children. Then the whole group, for the remaining children.
 	if err := syscall.Kill(pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err
 	}
@@ -225,8 +227,8 @@ func (c *Cloud) pid(s Service) (pid int, running bool) {
 	return pid, err == nil && processName(pid) == string(b)
 }
 
-// processName tells a process from a later one with its number: by when it started (proc(5), field 22 of stat). It is ""
-// for one that does not run.
+// processName distinguishes a process from a later one with the same PID, by its start time (proc(5), field 22 of stat). It is
+// empty if the process does not run.
 func processName(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -11,42 +11,42 @@ import (
 	"sync"
 )
 
-// errDead is what a dead controller hears.
+// errDead is the error of all requests of a killed controller.
 var errDead = errors.New("killed")
 
-// wire is all that a controller says to its API server and to Neutron. It dies at one of its requests, of whatever kind, and
-// from then on nothing is said any more.
+// wire intercepts all requests of a controller to its API server and to Neutron. It kills the controller at one of them: from
+// then on every request fails.
 type wire struct {
 	dead chan struct{} // closed
 
 	mu    sync.Mutex
-	left  int  // requests until it dies, that one included; 0: it does not
-	after bool // the last request still has its effect, and the answer is lost
+	left  int  // requests until the kill, including the killed one; 0: never
+	after bool // the last request still takes effect, but its response is lost
 	wrote map[string]bool
 }
 
-// newWire returns one that notes in wrote the objects of Neutron that it created, changed or deleted, or tried to, by id.
+// newWire returns a wire that records in wrote the ids of the Neutron objects that the controller writes or tries to write.
 func newWire(wrote map[string]bool) *wire { return &wire{dead: make(chan struct{}), wrote: wrote} }
 
-// dieAt lets it die at the nth request from now on; 0: not at all.
+// dieAt makes the wire kill the controller at the nth request from now on, or never if n is 0.
 func (w *wire) dieAt(n int, after bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.left, w.after = n, after
 }
 
-// kubernetes is the part to the API server, neutron that to Neutron.
+// kubernetes and neutron wrap the transports to the API server and to Neutron.
 func (w *wire) kubernetes(to http.RoundTripper) http.RoundTripper { return hop{w, to, false} }
 func (w *wire) neutron(to http.RoundTripper) http.RoundTripper    { return hop{w, to, true} }
 
-// hop is one of the two.
+// hop is one of these two transports.
 type hop struct {
 	*wire
 	to    http.RoundTripper
-	notes bool // what is written
+	notes bool // record written objects
 }
 
-// RoundTrip is that of http.RoundTripper.
+// RoundTrip implements http.RoundTripper.
 func (h hop) RoundTrip(r *http.Request) (*http.Response, error) {
 	dies, reaches := h.count(r)
 	if !reaches {
@@ -66,8 +66,8 @@ func (h hop) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, errDead
 }
 
-// count reports whether the wire dies with a request, and whether that still has its effect. The Lease is renewed all the
-// time: it is no moment of its own.
+// count reports whether the wire kills the controller at a request, and whether the request still takes effect. Renewals of the
+// Lease do not count, because they happen at any time.
 func (h hop) count(r *http.Request) (dies, reaches bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -88,7 +88,7 @@ func (h hop) count(r *http.Request) (dies, reaches bool) {
 	return h.after, h.after
 }
 
-// note remembers whom a request was about.
+// note records the id of the object that a request writes.
 func (h hop) note(r *http.Request, resp *http.Response) error {
 	id := path.Base(r.URL.Path)
 	if r.Method == http.MethodPost {
@@ -100,7 +100,7 @@ func (h hop) note(r *http.Request, resp *http.Response) error {
 		resp.Body = io.NopCloser(bytes.NewReader(body))
 		var made map[string]struct{ ID string }
 		if json.Unmarshal(body, &made) != nil || resp.StatusCode != http.StatusCreated {
-			return nil // a refusal
+			return nil // the request was refused
 		}
 		id = made[strings.TrimSuffix(id, "s")].ID
 	}

@@ -19,7 +19,7 @@ type Sample struct {
 	Value  float64
 }
 
-// Get asks for the page at url and returns the samples of the metrics called names.
+// Get fetches the metrics at url and returns the samples of those with the given names.
 func Get(ctx context.Context, c *http.Client, url string, names ...string) ([]Sample, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

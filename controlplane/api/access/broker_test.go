@@ -151,7 +151,10 @@ func newClient(t testing.TB, c *rest.Config) client.Client {
 func (b *broker) awaitPolicies() {
 	b.t.Helper()
 	a, stranger := b.member("a"), b.member("stranger")
+	foreign := b.record("stranger", "probe", "demo")
+	b.write(foreign)
 	probes := map[string]func() error{
+		"members.delete": func() error { return stranger.Delete(b.t.Context(), foreign, client.DryRunAll) },
 		"members":        func() error { return b.dryRun(stranger, b.lease("stranger")) },
 		"exportrecords":  func() error { return b.dryRun(a, b.record("b", "probe", "demo")) },
 		"endpointslices": func() error { return b.dryRun(a, b.slice("b", "probe", "demo")) },
@@ -161,13 +164,14 @@ func (b *broker) awaitPolicies() {
 	}
 	b.await("the policies are in force", func() error {
 		for policy, probe := range probes {
-			want := "isthmus." + b.namespace + "." + policy + "' with binding"
-			if err := probe(); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "failed to configure") {
+			bound := "with binding 'isthmus." + b.namespace + "." + policy + "'"
+			if err := probe(); err == nil || !strings.Contains(err.Error(), bound) || strings.Contains(err.Error(), "failed to configure") {
 				return fmt.Errorf("policy %s: %w", policy, err)
 			}
 		}
 		return errors.Join(b.dryRun(a, b.lease("a")), b.dryRun(a, b.aggregate("probe", "demo", "a", "243.0.0.1")))
 	})
+	b.noError(b.admin.Delete(b.t.Context(), foreign))
 }
 
 func (b *broker) dryRun(c client.Client, obj client.Object) error {

@@ -66,22 +66,22 @@ func TestMemberAtWork(t *testing.T) {
 		as string // a when empty
 		do []attempt
 	}{
-		"a record, from its export to its end": {do: []attempt{
+		"a record, from creation to deletion": {do: []attempt{
 			create(b.record("a", "shop", "demo")),
 			merge(b.record("a", "shop", "demo"), `{"spec":{"ips":["243.0.0.1"]},"metadata":{"annotations":{"isthmus.dev/changed-at":"1"}}}`),
 			update(b, b.record("a", "shop", "demo"), func(r *isthmus.ExportRecord) { r.Spec.WithdrawnAt = new(metav1.Now()) }),
 			remove(b.record("a", "shop", "demo")),
 		}},
-		"a record, by applying": {do: []attempt{apply(b.record("a", "applied", "demo")), apply(b.record("a", "applied", "demo"))}},
+		"a record by server-side apply": {do: []attempt{apply(b.record("a", "applied", "demo")), apply(b.record("a", "applied", "demo"))}},
 		"a record of a member with two labels": {as: "a.b", do: []attempt{
 			create(b.record("a.b", "shop", "demo")), apply(b.record("a.b", "shop", "demo")), remove(b.record("a.b", "shop", "demo")),
 		}},
 		"a record that an administrator has marked": {do: []attempt{merge(kept, `{"spec":{"ips":["243.0.0.1"]}}`)}},
-		"records of names that only look alike": {do: []attempt{
+		"records with similar names": {do: []attempt{
 			create(b.record("a", "a-b", "c")), create(b.record("a", "a", "b-c")), create(b.record("a", "b", "shop")),
 		}},
 		"a record with the longest names": {do: []attempt{create(b.record("a", strings.Repeat("s", 63), strings.Repeat("n", 63)))}},
-		"a slice, from its first endpoint to none": {do: []attempt{
+		"a slice, from its first endpoint to its deletion": {do: []attempt{
 			create(b.slice("a", "shop", "demo", "10.0.0.1")),
 			apply(b.slice("a", "shop", "demo", "10.0.0.1", "10.0.0.2")),
 			update(b, b.slice("a", "shop", "demo"), func(s *discoveryv1.EndpointSlice) { s.Endpoints = []discoveryv1.Endpoint{} }),
@@ -97,15 +97,15 @@ func TestMemberAtWork(t *testing.T) {
 		"an IPv6 slice": {do: []attempt{create(alter(b.slice("a", "six", "demo", "fd00::1"), func(s *discoveryv1.EndpointSlice) {
 			s.AddressType = discoveryv1.AddressTypeIPv6
 		}))}},
-		"its Lease": {do: []attempt{
+		"its own Lease": {do: []attempt{
 			create(b.lease("a")),
 			update(b, b.lease("a"), func(l *coordinationv1.Lease) { l.Spec.RenewTime = new(metav1.NowMicro()) }),
 			apply(b.lease("a")),
 		}},
-		"its Lease, labelled": {as: "a.b", do: []attempt{create(alter(b.lease("a.b"), func(l *coordinationv1.Lease) {
+		"its own Lease, with a label": {as: "a.b", do: []attempt{create(alter(b.lease("a.b"), func(l *coordinationv1.Lease) {
 			l.Labels = map[string]string{isthmus.LabelCluster: "a.b"}
 		}))}},
-		"an aggregate with both families, and its end": {do: []attempt{
+		"an aggregate with both families, and its deletion": {do: []attempt{
 			create(alter(b.aggregate("both", "demo", "a", "243.0.0.2", "fd00:243:0:1::2"), func(s *v1beta1.ServiceImport) {
 				metav1.SetMetaDataAnnotation(&s.ObjectMeta, isthmus.AnnotationUseClusterSetIP, "true")
 			})),
@@ -114,31 +114,31 @@ func TestMemberAtWork(t *testing.T) {
 		}},
 		"an aggregate of IPv6 alone":        {do: []attempt{create(b.aggregate("six", "demo", "a", "fd00:243:0:1::3"))}},
 		"an aggregate in the older version": {do: []attempt{create(b.alphaAggregate("older", "243.0.0.3"))}},
-		"an aggregate, by applying": {do: []attempt{
+		"an aggregate by server-side apply": {do: []attempt{
 			apply(b.aggregate("applied", "demo", "a", "243.0.0.4")), apply(b.aggregate("applied", "demo", "a", "243.0.0.4")),
 		}},
 		"an aggregate without an address, which gets one": {do: []attempt{
 			create(shared("later")), updateStatus(b, shared("later"), clusters("a")),
 			update(b, shared("later"), address("243.0.0.5")),
 		}},
-		"an address where another member had none": {do: []attempt{update(b, shared("empty"), address("243.0.0.6"))}},
-		"joining another's aggregate":              {do: []attempt{updateStatus(b, shared("joined"), clusters("a", "a.b", "b"))}},
-		"leaving another's aggregate":              {as: "a.b", do: []attempt{updateStatus(b, shared("left"), clusters("b"))}},
-		"leaving, and then deleting as the last": {as: "b", do: []attempt{
+		"an address for another member's aggregate without one": {do: []attempt{update(b, shared("empty"), address("243.0.0.6"))}},
+		"adding itself to another member's aggregate":           {do: []attempt{updateStatus(b, shared("joined"), clusters("a", "a.b", "b"))}},
+		"removing itself from another member's aggregate":       {as: "a.b", do: []attempt{updateStatus(b, shared("left"), clusters("b"))}},
+		"removing itself from an aggregate, and deleting one as the last member": {as: "b", do: []attempt{
 			func(ctx context.Context, _ client.Client) error {
 				return updateStatus(b, shared("last"), clusters("b"))(ctx, b.member("a.b"))
 			},
 			remove(shared("last")),
 		}},
-		"deleting one that lists nobody":      {do: []attempt{remove(shared("unlisted"))}},
-		"deleting one that another allocated": {do: []attempt{remove(shared("only"))}},
+		"deleting an aggregate that lists no member":                   {do: []attempt{remove(shared("unlisted"))}},
+		"deleting an aggregate whose address another member allocated": {do: []attempt{remove(shared("only"))}},
 		"another type of a shared aggregate": {do: []attempt{
 			merge(shared("typed"), `{"spec":{"type":"Headless","ports":[{"port":80,"protocol":"TCP"}],"sessionAffinity":"ClientIP"}}`),
 		}},
-		"the choice of an address, once": {do: []attempt{
+		"setting an address once": {do: []attempt{
 			merge(shared("chosen"), `{"metadata":{"annotations":{"lighthouse.submariner.io/use-clusterset-ip":"true"}}}`),
 		}},
-		"reading what all say": {do: []attempt{
+		"reading the objects of all members": {do: []attempt{
 			lists(b, &isthmus.MemberList{}), lists(b, &isthmus.ClusterSetConfigList{}), lists(b, &isthmus.ExportRecordList{}),
 			lists(b, &discoveryv1.EndpointSliceList{}), lists(b, &v1beta1.ServiceImportList{}), lists(b, &coordinationv1.LeaseList{}),
 		}},
@@ -372,9 +372,9 @@ func TestLargeSlice(t *testing.T) {
 		id        string
 		addresses int
 	}{
-		"a member, an address each": {b.member("a"), "a", 1},
-		"nobody that is held":       {b.admin, "b", 1},
-		"a member, ten each":        {b.member("a.b"), "a.b", 10},
+		"a member, one address each":     {b.member("a"), "a", 1},
+		"an administrator, unrestricted": {b.admin, "b", 1},
+		"a member, ten each":             {b.member("a.b"), "a.b", 10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			es := large(tt.id, tt.addresses)

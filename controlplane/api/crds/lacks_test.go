@@ -31,7 +31,7 @@ func TestLacks(t *testing.T) {
 		lacks      []string
 	}{
 		"the same":                    {map[string]string{"v1": small}, map[string]string{"v1": small}, nil},
-		"knows more":                  {map[string]string{"v1": small, "v2": small}, map[string]string{"v1": `{properties: {spec: {}}}`}, nil},
+		"the installed one has more":  {map[string]string{"v1": small, "v2": small}, map[string]string{"v1": `{properties: {spec: {}}}`}, nil},
 		"a version":                   {map[string]string{"v1": small}, map[string]string{"v1": small, "v2": small}, []string{"version v2"}},
 		"a field":                     {map[string]string{"v1": small}, map[string]string{"v1": `{properties: {spec: {properties: {a: {}, b: {}}}}}`}, []string{"spec.b"}},
 		"in a list":                   {map[string]string{"v1": `{properties: {l: {items: {properties: {}}}}}`}, map[string]string{"v1": `{properties: {l: {items: {properties: {x: {}}}}}}`}, []string{"l[].x"}},

@@ -81,12 +81,12 @@ func TestProfileDecidesAboutClusterSetIPs(t *testing.T) {
 		runs []Broker
 		want bool
 	}{
-		"nothing said":        {[]Broker{{}}, true},
-		"lighthouse":          {[]Broker{{Settings: lighthouse}}, false},
-		"lighthouse, enabled": {[]Broker{{Settings: lighthouse, ClusterSetIPEnabled: &yes}}, true},
-		"enabled before, and the profile said again": {[]Broker{{Settings: lighthouse, ClusterSetIPEnabled: &yes}, {Settings: lighthouse}}, true},
-		"to lighthouse":          {[]Broker{{}, {Settings: lighthouse}}, false},
-		"to lighthouse and back": {[]Broker{{Settings: lighthouse}, {Settings: v1alpha1.Settings{Profile: v1alpha1.ProfileKEP}}}, true},
+		"defaults":                        {[]Broker{{}}, true},
+		"lighthouse":                      {[]Broker{{Settings: lighthouse}}, false},
+		"lighthouse, enabled":             {[]Broker{{Settings: lighthouse, ClusterSetIPEnabled: &yes}}, true},
+		"enabled, then the profile again": {[]Broker{{Settings: lighthouse, ClusterSetIPEnabled: &yes}, {Settings: lighthouse}}, true},
+		"to lighthouse":                   {[]Broker{{}, {Settings: lighthouse}}, false},
+		"to lighthouse and back":          {[]Broker{{Settings: lighthouse}, {Settings: v1alpha1.Settings{Profile: v1alpha1.ProfileKEP}}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := v1alpha1.ClusterSetConfigSpec{ClusterSetIPEnabled: true}
@@ -108,8 +108,8 @@ func TestDeployBrokerRefuses(t *testing.T) {
 		"a block larger than half of the range": {Broker{Ranges: cidrs("243.0.0.0/16"), ClusterSize: 40000}, "a block of 40000 addresses is more than half of range 243.0.0.0/16; choose at most 32768"},
 		"a tiny block":                          {Broker{ClusterSize: 3}, "a block of 3 addresses is too small; it needs at least 4"},
 		"a range of one block":                  {Broker{Ranges: cidrs("243.0.0.0/30")}, "243.0.0.0/30 is too small"},
-		"an id that is none":                    {Broker{ClusterSetID: "a_b"}, "the ClusterSet's id follows the rules of cluster ids"},
-		"a short life":                          {Broker{TokenTTL: time.Second}, "no credential for 1s"},
+		"an invalid id":                         {Broker{ClusterSetID: "a_b"}, "the ClusterSet's id follows the rules of cluster ids"},
+		"a short lifetime":                      {Broker{TokenTTL: time.Second}, "no credential for 1s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.broker.TokenTTL = cmp2.Or(tc.broker.TokenTTL, time.Hour)

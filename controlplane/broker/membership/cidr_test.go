@@ -27,15 +27,15 @@ func TestFirstFree(t *testing.T) {
 		taken []netip.Prefix
 		want  string // "" means ErrNoBlock
 	}{
-		"the first of an empty range":            {in: "243.0.0.0/8", bits: 16, want: "243.0.0.0/16"},
-		"a hole is filled":                       {in: "243.0.0.0/8", bits: 16, taken: cidrs("243.0.0.0/16", "243.2.0.0/16"), want: "243.1.0.0/16"},
-		"a smaller block spoils a whole one":     {in: "243.0.0.0/8", bits: 16, taken: cidrs("243.0.128.0/20"), want: "243.1.0.0/16"},
-		"a larger block is stepped over":         {in: "243.0.0.0/8", bits: 16, taken: cidrs("243.0.0.0/12"), want: "243.16.0.0/16"},
-		"what is taken elsewhere does not count": {in: "243.0.0.0/8", bits: 16, taken: cidrs("242.0.0.0/8", "fd00::/8"), want: "243.0.0.0/16"},
-		"IPv6":                                   {in: "fd00:1:2::/48", bits: 64, taken: cidrs("fd00:1:2::/64", "fd00:1:2:1::/64"), want: "fd00:1:2:2::/64"},
-		"a full range":                           {in: "243.0.0.0/15", bits: 16, taken: cidrs("243.0.0.0/16", "243.1.0.0/16")},
-		"the last of all addresses":              {in: "255.255.0.0/16", bits: 16, taken: cidrs("255.255.0.0/16")},
-		"a range smaller than a block":           {in: "243.0.0.0/20", bits: 16},
+		"the first block of an empty range":    {in: "243.0.0.0/8", bits: 16, want: "243.0.0.0/16"},
+		"a gap is filled":                      {in: "243.0.0.0/8", bits: 16, taken: cidrs("243.0.0.0/16", "243.2.0.0/16"), want: "243.1.0.0/16"},
+		"a smaller block occupies a whole one": {in: "243.0.0.0/8", bits: 16, taken: cidrs("243.0.128.0/20"), want: "243.1.0.0/16"},
+		"a larger block is skipped":            {in: "243.0.0.0/8", bits: 16, taken: cidrs("243.0.0.0/12"), want: "243.16.0.0/16"},
+		"blocks outside the range are ignored": {in: "243.0.0.0/8", bits: 16, taken: cidrs("242.0.0.0/8", "fd00::/8"), want: "243.0.0.0/16"},
+		"IPv6":                                 {in: "fd00:1:2::/48", bits: 64, taken: cidrs("fd00:1:2::/64", "fd00:1:2:1::/64"), want: "fd00:1:2:2::/64"},
+		"a full range":                         {in: "243.0.0.0/15", bits: 16, taken: cidrs("243.0.0.0/16", "243.1.0.0/16")},
+		"the end of the address space":         {in: "255.255.0.0/16", bits: 16, taken: cidrs("255.255.0.0/16")},
+		"a range smaller than a block":         {in: "243.0.0.0/20", bits: 16},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -93,9 +93,9 @@ func TestCheckVIPs(t *testing.T) {
 		in []netip.Prefix
 		ok bool
 	}{
-		"one a family":           {cidrs("243.0.0.0/8", "fd00:1::/48"), true},
+		"one per family":         {cidrs("243.0.0.0/8", "fd00:1::/48"), true},
 		"none":                   {nil, true},
-		"two of a family":        {cidrs("243.0.0.0/8", "10.0.0.0/8"), false},
+		"two per family":         {cidrs("243.0.0.0/8", "10.0.0.0/8"), false},
 		"all addresses":          {cidrs("0.0.0.0/0"), false},
 		"loopback":               {cidrs("127.0.0.0/16"), false},
 		"link-local":             {cidrs("169.254.0.0/16"), false},
@@ -133,20 +133,20 @@ func TestCheckAddresses(t *testing.T) {
 		ok    bool
 		notes int
 	}{
-		"distinct":                 {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.1.0.0/16"}, NodeCIDRs: []string{"192.0.2.1/32"}, ServiceCIDRs: []string{"10.200.0.0/16"}}, ok: true},
-		"the same service CIDR":    {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.1.0.0/16"}, ServiceCIDRs: []string{"10.96.0.0/12"}}, ok: true, notes: 1},
-		"the same, as endpoints":   {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.96.0.0/12"}, Settings: vips}},
-		"the same, lighthouse":     {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.96.0.0/12"}, Settings: lighthouse}},
-		"pods on pods":             {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.2.128.0/24"}}},
-		"pods on nodes":            {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"192.0.2.0/24"}}},
-		"pods on services":         {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.97.0.0/16"}}},
-		"pods on others":           {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"198.51.100.0/25"}}},
-		"others on pods":           {spec: v1alpha1.MemberSpec{ExtraCIDRs: []string{"10.2.0.0/24"}}},
-		"others on ClusterSetIPs":  {spec: v1alpha1.MemberSpec{ExtraCIDRs: []string{"243.9.0.0/24"}}},
-		"nodes on nodes":           {spec: v1alpha1.MemberSpec{NodeCIDRs: []string{"192.0.2.2/32"}}},
-		"services on pods":         {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.2.0.0/16"}}},
-		"pods on ClusterSetIPs":    {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"243.1.0.0/16"}}},
-		"service on ClusterSetIPs": {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"240.0.0.0/4"}}},
+		"distinct":                              {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.1.0.0/16"}, NodeCIDRs: []string{"192.0.2.1/32"}, ServiceCIDRs: []string{"10.200.0.0/16"}}, ok: true},
+		"the same service CIDR":                 {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.1.0.0/16"}, ServiceCIDRs: []string{"10.96.0.0/12"}}, ok: true, notes: 1},
+		"the same, as endpoints of exports":     {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.96.0.0/12"}, Settings: vips}},
+		"the same, with the lighthouse profile": {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.96.0.0/12"}, Settings: lighthouse}},
+		"pods overlap pods":                     {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.2.128.0/24"}}},
+		"pods overlap nodes":                    {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"192.0.2.0/24"}}},
+		"pods overlap services":                 {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.97.0.0/16"}}},
+		"pods overlap extra CIDRs":              {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"198.51.100.0/25"}}},
+		"extra CIDRs overlap pods":              {spec: v1alpha1.MemberSpec{ExtraCIDRs: []string{"10.2.0.0/24"}}},
+		"extra CIDRs overlap ClusterSetIPs":     {spec: v1alpha1.MemberSpec{ExtraCIDRs: []string{"243.9.0.0/24"}}},
+		"nodes overlap nodes":                   {spec: v1alpha1.MemberSpec{NodeCIDRs: []string{"192.0.2.2/32"}}},
+		"services overlap pods":                 {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.2.0.0/16"}}},
+		"pods overlap ClusterSetIPs":            {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"243.1.0.0/16"}}},
+		"services overlap ClusterSetIPs":        {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"240.0.0.0/4"}}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

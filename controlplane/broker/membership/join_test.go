@@ -235,19 +235,19 @@ func TestJoinRefusesAndWritesNothing(t *testing.T) {
 		want   error  // or any, when nil
 		text   string // a part of the sentence
 	}{
-		"an id that is none":           {func(r *Request) { r.ClusterID = "A" }, nil, "not an RFC 1123 label"},
-		"no id anywhere":               {func(r *Request) { r.ClusterID = "" }, nil, "this cluster has no id: it has no ClusterProperty cluster.clusterset.k8s.io; give it a unique id with --clusterid"},
-		"the id of another cluster":    {func(r *Request) { r.ClusterID = "a" }, ErrIDTaken, "cluster id is taken: another cluster joined as a on 20"},
-		"pods of another member":       {func(r *Request) { r.Addresses.Pods = cidrs("10.1.2.0/24") }, ErrOverlap, "addresses overlap: pod CIDR 10.1.2.0/24 of this cluster and 10.1.0.0/16 of member a; the clusters " + of + "--pod-cidr"},
-		"further ones of another":      {func(r *Request) { r.Addresses.Extra = cidrs("192.0.2.0/24") }, ErrOverlap, "the clusters " + of + "--extra-cidr"},
-		"pods in the range":            {func(r *Request) { r.Addresses.Pods = cidrs("243.3.0.0/16") }, ErrOverlap, "pod CIDR 243.3.0.0/16 of this cluster lies in the range 243.0.0.0/14 of ClusterSetIPs"},
-		"a block outside of the range": {func(r *Request) { r.Blocks = cidrs("244.0.0.0/16") }, nil, "--clusterset-ip-cidr 244.0.0.0/16 lies outside of the ClusterSet's ranges [243.0.0.0/14]; choose a part of them"},
-		"a block around the range":     {func(r *Request) { r.Blocks = cidrs("243.0.0.0/8") }, nil, "lies outside of the ClusterSet's ranges"},
-		"a block of another member":    {func(r *Request) { r.Blocks = cidrs("243.3.0.0/16") }, ErrOverlap, "--clusterset-ip-cidr 243.3.0.0/16 and block 243.2.0.0/15 of member a; choose another block"},
-		"a loopback block":             {func(r *Request) { r.Blocks = cidrs("127.0.0.0/16") }, nil, "contains unspecified, loopback, link-local"},
-		"a link-local block":           {func(r *Request) { r.Blocks = cidrs("169.254.0.0/16") }, nil, "contains unspecified, loopback, link-local"},
-		"no pods anywhere":             {func(r *Request) { r.Addresses.Pods = nil }, nil, "no pod CIDR found on any node of the cluster; give --pod-cidr"},
-		"a namespace without a broker": {func(r *Request) { r.Broker.Namespace = "default" }, ErrNoBroker, "it has no ClusterSetConfig default/clusterset"},
+		"an invalid id":                   {func(r *Request) { r.ClusterID = "A" }, nil, "not an RFC 1123 label"},
+		"no id":                           {func(r *Request) { r.ClusterID = "" }, nil, "this cluster has no id: it has no ClusterProperty cluster.clusterset.k8s.io; give it a unique id with --clusterid"},
+		"the id of another cluster":       {func(r *Request) { r.ClusterID = "a" }, ErrIDTaken, "cluster id is taken: another cluster joined as a on 20"},
+		"pods of another member":          {func(r *Request) { r.Addresses.Pods = cidrs("10.1.2.0/24") }, ErrOverlap, "addresses overlap: pod CIDR 10.1.2.0/24 of this cluster and 10.1.0.0/16 of member a; the clusters " + of + "--pod-cidr"},
+		"an extra CIDR of another member": {func(r *Request) { r.Addresses.Extra = cidrs("192.0.2.0/24") }, ErrOverlap, "the clusters " + of + "--extra-cidr"},
+		"pods in the ClusterSetIP range":  {func(r *Request) { r.Addresses.Pods = cidrs("243.3.0.0/16") }, ErrOverlap, "pod CIDR 243.3.0.0/16 of this cluster lies in the range 243.0.0.0/14 of ClusterSetIPs"},
+		"a block outside of the range":    {func(r *Request) { r.Blocks = cidrs("244.0.0.0/16") }, nil, "--clusterset-ip-cidr 244.0.0.0/16 lies outside of the ClusterSet's ranges [243.0.0.0/14]; choose a part of them"},
+		"a block around the range":        {func(r *Request) { r.Blocks = cidrs("243.0.0.0/8") }, nil, "lies outside of the ClusterSet's ranges"},
+		"a block of another member":       {func(r *Request) { r.Blocks = cidrs("243.3.0.0/16") }, ErrOverlap, "--clusterset-ip-cidr 243.3.0.0/16 and block 243.2.0.0/15 of member a; choose another block"},
+		"a loopback block":                {func(r *Request) { r.Blocks = cidrs("127.0.0.0/16") }, nil, "contains unspecified, loopback, link-local"},
+		"a link-local block":              {func(r *Request) { r.Blocks = cidrs("169.254.0.0/16") }, nil, "contains unspecified, loopback, link-local"},
+		"no pod CIDR found":               {func(r *Request) { r.Addresses.Pods = nil }, nil, "no pod CIDR found on any node of the cluster; give --pod-cidr"},
+		"a namespace without a broker":    {func(r *Request) { r.Broker.Namespace = "default" }, ErrNoBroker, "it has no ClusterSetConfig default/clusterset"},
 	}
 	other := cluster(t, &otherServer)
 	before, there := state(t, asAdmin, "refuse"), state(t, other, "refuse-b")

@@ -60,12 +60,12 @@ func TestSet(t *testing.T) {
 		want      error
 		text      string
 	}{
-		"pods of another":       {"a", Addresses{Pods: cidrs("10.2.0.0/24")}, nil, ErrOverlap, "pod CIDR 10.2.0.0/24 of this cluster and 10.2.0.0/16 of member b"},
-		"no pods":               {"a", Addresses{Pods: []netip.Prefix{}}, nil, nil, "a member needs a pod CIDR; give --pod-cidr"},
-		"a block of another":    {"a", Addresses{}, cidrs("243.1.0.0/17"), ErrOverlap, "block 243.1.0.0/16 of member b"},
-		"a block elsewhere":     {"a", Addresses{}, cidrs("10.0.0.0/16"), nil, "lies outside of the ClusterSet's ranges"},
-		"a block without a VIP": {"a", Addresses{}, cidrs("243.8.0.0/16"), nil, "member a has allocated addresses outside of 243.8.0.0/16, fd00:1:2::/64, to demo/hello; unexport these in every cluster first"},
-		"nobody":                {"c", Addresses{Pods: cidrs("10.3.0.0/16")}, nil, ErrNoMember, "no such member: c; the members are a, b"},
+		"pods of another member":                    {"a", Addresses{Pods: cidrs("10.2.0.0/24")}, nil, ErrOverlap, "pod CIDR 10.2.0.0/24 of this cluster and 10.2.0.0/16 of member b"},
+		"no pod CIDR":                               {"a", Addresses{Pods: []netip.Prefix{}}, nil, nil, "a member needs a pod CIDR; give --pod-cidr"},
+		"a block of another member":                 {"a", Addresses{}, cidrs("243.1.0.0/17"), ErrOverlap, "block 243.1.0.0/16 of member b"},
+		"a block outside the ranges":                {"a", Addresses{}, cidrs("10.0.0.0/16"), nil, "lies outside of the ClusterSet's ranges"},
+		"a block without an allocated ClusterSetIP": {"a", Addresses{}, cidrs("243.8.0.0/16"), nil, "member a has allocated addresses outside of 243.8.0.0/16, fd00:1:2::/64, to demo/hello; unexport these in every cluster first"},
+		"an unknown member":                         {"c", Addresses{Pods: cidrs("10.3.0.0/16")}, nil, ErrNoMember, "no such member: c; the members are a, b"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := state(t, asAdmin, ns)

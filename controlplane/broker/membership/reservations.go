@@ -75,8 +75,8 @@ func readConfig(ctx context.Context, broker client.Client, namespace string) (*v
 	return config, nil
 }
 
-// readReservations reads the config before the Members, so that it misses no claim: an earlier reservation is in the
-// config, or has become a Member since.
+// readReservations reads the config before the Members. In the other order it could miss a cluster whose reservation becomes a
+// Member between the two reads.
 func readReservations(ctx context.Context, broker client.Client, namespace string) (*reservations, error) {
 	config, err := readConfig(ctx, broker, namespace)
 	if err != nil {

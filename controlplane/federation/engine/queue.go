@@ -91,11 +91,12 @@ func (q *queue) next(ctx context.Context) bool {
 	err := r.Reconcile(working, key, limitedWriter{q.writer, q.engine.limiter}, q.engine.seenBy(q.index))
 	syncSeconds.WithLabelValues(r.Name()).Observe(time.Since(began).Seconds())
 	switch {
-	case ctx.Err() != nil, errors.Is(err, reconcile.ErrNotLeader):
+	case ctx.Err() != nil:
 		return true
 	case err == nil:
 		q.keys.Forget(key)
 		return true
+	case errors.Is(err, reconcile.ErrNotLeader): // a late renewal: the term may go on
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err) && q.keys.NumRequeues(key) < staleReads:
 	case q.keys.NumRequeues(key) == 0, apierrors.IsAlreadyExists(err) && q.keys.NumRequeues(key) == staleReads:
 		syncErrors.WithLabelValues(r.Name()).Inc()

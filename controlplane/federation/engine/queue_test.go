@@ -149,3 +149,42 @@ func TestSyncLimiter(t *testing.T) {
 		}
 	})
 }
+
+// doubtful is a Reconciler whose writes fail while held is false.
+type doubtful struct {
+	reconcile.Reconciler
+	held    atomic.Bool
+	written atomic.Int64
+}
+
+func (*doubtful) Name() string { return "doubtful" }
+
+func (r *doubtful) Reconcile(context.Context, reconcile.Key, reconcile.Writer, []reconcile.Member) error {
+	if !r.held.Load() {
+		return reconcile.ErrNotLeader
+	}
+	r.written.Add(1)
+	return nil
+}
+
+// A process whose renewal is late is for a moment not certain that it leads, and then leads on in the same term. It
+// reconciles the keys of that moment afterwards: no next leader does.
+func TestLateRenewalLosesNoKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		r := new(doubtful)
+		q := newQueue(&Engine{cfg: Config{Reconcilers: []reconcile.Reconciler{r}}, limiter: newSyncLimiter()}, 0, &managedMember{}, nil, slog.New(slog.DiscardHandler))
+		var running sync.WaitGroup
+		running.Go(func() { q.run(ctx) })
+		q.add(reconcile.Key{Name: "web"})
+		<-time.After(10 * time.Second)
+		r.held.Store(true)
+		<-time.After(2 * lastRetry)
+		cancel()
+		running.Wait()
+		if n := r.written.Load(); n != 1 {
+			t.Errorf("the key was written %d times, want once", n)
+		}
+	})
+}

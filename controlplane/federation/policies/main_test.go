@@ -49,28 +49,8 @@ func TestMain(m *testing.M) {
 // installed is the namespace of Isthmus in all members.
 const installed = "isthmus-system"
 
-// antrea is the kind ClusterNetworkPolicy, reduced to the fields that tests need. With a default for spec.tier, an API
-// server stores more than it was given.
-const antrea = `
-metadata: {name: clusternetworkpolicies.crd.antrea.io}
-spec:
-  group: crd.antrea.io
-  names: {plural: clusternetworkpolicies, singular: clusternetworkpolicy, kind: ClusterNetworkPolicy, listKind: ClusterNetworkPolicyList}
-  scope: Cluster
-  versions:
-  - name: v1beta1
-    served: true
-    storage: true
-    subresources: {status: {}}
-    schema:
-      openAPIV3Schema:
-        type: object
-        properties:
-          spec: {type: object, x-kubernetes-preserve-unknown-fields: true, properties: {tier: {type: string}}}
-          status: {type: object, x-kubernetes-preserve-unknown-fields: true}
-`
-
-// federation returns a, b and c: a has Antrea's kind, b has it with a default, and c lacks it.
+// federation returns a, b and c: a has Antrea's kind, b has it with a default for spec.tier, so that its API server stores
+// more than it was given, and c lacks it.
 func federation(t *testing.T) *reconciletest.Federation {
 	t.Helper()
 	f, _, _ := guarded(t, time.Millisecond)
@@ -86,9 +66,13 @@ func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Re
 		t.Fatal(err)
 	}
 	servers := map[clusterset.ClusterID]*rest.Config{"a": serverA.Config(t), "b": serverB.Config(t), "c": serverC.Config(t)}
+	antrea, err := os.ReadFile("../testdata/antrea.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal([]byte(antrea), crd); err != nil {
+		if err := yaml.Unmarshal(antrea, crd); err != nil {
 			t.Fatal(err)
 		}
 		if id == "b" {

@@ -140,7 +140,7 @@ func (w *testbed) sync(into ...clusterset.ClusterID) {
 	}
 }
 
-// succeed reconciles a global Service everywhere as a later leader.
+// succeed takes over as the leader of epoch 2 in every member, and reconciles a global Service there.
 func (w *testbed) succeed(name string) {
 	w.t.Helper()
 	var members []reconcile.Member

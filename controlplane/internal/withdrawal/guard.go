@@ -395,7 +395,8 @@ func (g *Guard[K]) judge(now time.Time) (freed map[clusterset.ClusterID][]K, dec
 	return freed, decided, holding, next
 }
 
-// expire accepts what was held for HoldFor, and forgets losses older than Memory. g.mu is held.
+// expire accepts the losses that were held for HoldFor, and forgets accepted losses older than Memory. The caller holds
+// g.mu.
 func (g *Guard[K]) expire(id clusterset.ClusterID, s *source[K], now time.Time) {
 	overdue := func(l loss) bool { return l.fate == held && now.Sub(l.at) >= g.cfg.HoldFor }
 	n := g.freeAll(id, s, overdue)

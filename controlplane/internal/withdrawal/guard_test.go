@@ -74,30 +74,14 @@ func later(d time.Duration) {
 }
 
 // offered, vanished, vanishedUnseen and withdrawn report the keys from, from+1, ... to-1.
-func (g *runningGuard) offered(from, to int) {
-	for k := from; k < to; k++ {
-		g.Offered(peer, k)
-	}
-	synctest.Wait()
-}
+func (g *runningGuard) offered(from, to int)        { each(g.Offered, from, to) }
+func (g *runningGuard) vanished(from, to int)       { each(g.Vanished, from, to) }
+func (g *runningGuard) vanishedUnseen(from, to int) { each(g.VanishedUnseen, from, to) }
+func (g *runningGuard) withdrawn(from, to int)      { each(g.Withdrawn, from, to) }
 
-func (g *runningGuard) vanished(from, to int) {
+func each(report func(clusterset.ClusterID, int), from, to int) {
 	for k := from; k < to; k++ {
-		g.Vanished(peer, k)
-	}
-	synctest.Wait()
-}
-
-func (g *runningGuard) vanishedUnseen(from, to int) {
-	for k := from; k < to; k++ {
-		g.VanishedUnseen(peer, k)
-	}
-	synctest.Wait()
-}
-
-func (g *runningGuard) withdrawn(from, to int) {
-	for k := from; k < to; k++ {
-		g.Withdrawn(peer, k)
+		report(peer, k)
 	}
 	synctest.Wait()
 }

@@ -191,8 +191,8 @@ func costRows(c costs) []metric.Metric {
 		}
 	}
 	return slices.Concat(rows, ratios, []metric.Metric{
-		{Name: "BPF, this machine / the one of the bars in ns: reference connect4 with socket storage", Value: c.short.connectFactor(), Unit: "ratio", Better: metric.Lower},
-		{Name: "BPF, this machine / the one of the bars in ns: reference packet translation", Value: c.known.packetFactor(), Unit: "ratio", Better: metric.Lower},
+		{Name: "BPF, this machine / the machine that set the bars in ns: reference connect4 with socket storage", Value: c.short.connectFactor(), Unit: "ratio", Better: metric.Lower},
+		{Name: "BPF, this machine / the machine that set the bars in ns: reference packet translation", Value: c.known.packetFactor(), Unit: "ratio", Better: metric.Lower},
 	})
 }
 

@@ -130,8 +130,8 @@ func TestCostRows(t *testing.T) {
 		"BPF, packet slow path: to_client, per run with short connections":                      {300, 95},
 		"BPF, packet slow path: to_client / reference, packet slow path":                        {1.5, 1},
 		"BPF, packet slow path: to_network, per run":                                            {12, 10},
-		"BPF, this machine / the one of the bars in ns: reference packet translation":           {1.5, 0},
-		"BPF, this machine / the one of the bars in ns: reference connect4 with socket storage": {1, 0},
+		"BPF, this machine / the machine that set the bars in ns: reference packet translation":           {1.5, 0},
+		"BPF, this machine / the machine that set the bars in ns: reference connect4 with socket storage": {1, 0},
 	}
 	for _, r := range costRows(c) {
 		w, ok := want[r.Name]

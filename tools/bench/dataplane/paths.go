@@ -31,7 +31,7 @@ const (
 	socketMany = "socket path, many"
 	packetSlow = "packet slow path"
 	packetFast = "packet fast path"
-	nftByHand  = "nft by hand"
+	nftByHand  = "hand-written nftables"
 	kubeProxy  = "kube-proxy"
 )
 

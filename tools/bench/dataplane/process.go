@@ -112,7 +112,7 @@ func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) e
 	}
 }
 
-// writeManifests writes snap to files in dir, as the objects that a member's API server has for it.
+// writeManifests writes snap to files in dir, as the ServiceImports and EndpointSlices that a member's API server would hold.
 func writeManifests(dir string, snap *clusterset.Snapshot) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err

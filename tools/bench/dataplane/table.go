@@ -27,7 +27,7 @@ var ratios = slices.Concat(
 	ratiosOf("socket path at 10,000 services", socketMany, bars{}),
 	ratiosOf("packet fast path at 10,000 services", packetFast, bars{cpu: new(1.03), p50: new(1.02), udp: new(1.03)}),
 	ratiosOf("packet slow path at 10,000 services", packetSlow, bars{cpu: new(1.09), p50: new(1.06), udp: new(0.95)}),
-	ratiosOf("nft by hand", nftByHand, bars{}),
+	ratiosOf("hand-written nftables", nftByHand, bars{}),
 	ratiosOf("kube-proxy at 10,000 services", kubeProxy, bars{}),
 	ratiosOf(redirected, redirected, bars{}),
 )

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/tools/bench/internal/traffic"
 )
 
 // The kinds of traffic.
@@ -42,7 +42,7 @@ var kinds = []kind{
 	{rrTCP, 1, dialer(unix.SOCK_STREAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, keepOpen) }},
 	{rrUDP, 1, dialer(unix.SOCK_DGRAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, keepOpen) }},
 	{windowUDP, 8, dialWindow, func(fd int, _ *unix.SockaddrInet4) error { return answerAsk(fd) }},
-	{rrUDPUnconnected, 1, func(netip.AddrPort) (int, error) { return socket(unix.SOCK_DGRAM) }, askFrom},
+	{rrUDPUnconnected, 1, func(netip.AddrPort) (int, error) { return traffic.Socket(unix.SOCK_DGRAM, timeout) }, askFrom},
 }
 
 // reaches reports whether this kind of traffic reaches the backend by a path.
@@ -63,7 +63,7 @@ const timeout = 5 * time.Second
 
 // run repeats the operation for one phase and returns its cost. The calling goroutine must own its thread.
 func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (s sample, err error) {
-	if err := pin(); err != nil {
+	if err := traffic.Pin(); err != nil {
 		return sample{}, err
 	}
 	sa := &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
@@ -75,10 +75,7 @@ func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (
 		defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	}
 	trips := make([]time.Duration, 0, int(phase/time.Microsecond))
-	before, err := cpuTime()
-	if err != nil {
-		return sample{}, err
-	}
+	before := traffic.CPUTime()
 	for start, last := time.Now(), time.Now(); (last.Sub(start) < phase || len(trips) < minOperations) && ctx.Err() == nil; {
 		if err := k.operate(fd, sa); err != nil {
 			return sample{}, err
@@ -87,18 +84,16 @@ func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (
 		trips = append(trips, now.Sub(last))
 		last = now
 	}
-	after, err := cpuTime()
-	if err != nil {
-		return sample{}, err
-	}
+	// It covers the client and the server alone: the garbage collector is off and all other goroutines wait.
+	used := traffic.CPUTime() - before
 	if len(trips) == 0 {
 		return sample{}, fmt.Errorf("no operation completed: %w", context.Cause(ctx))
 	}
-	return newSample(after-before, trips), nil
+	return newSample(used, trips), nil
 }
 
 func connectAskClose(to *unix.SockaddrInet4) error {
-	fd, err := socket(unix.SOCK_STREAM)
+	fd, err := traffic.Socket(unix.SOCK_STREAM, timeout)
 	if err != nil {
 		return err
 	}
@@ -172,40 +167,16 @@ func askFrom(fd int, to *unix.SockaddrInet4) error {
 	}
 }
 
+// receive receives up to eight bytes.
 func receive(fd int) (int, error) {
 	var buf [8]byte
-	for {
-		n, err := unix.Read(fd, buf[:])
-		if !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
-	}
-}
-
-// socket makes an IPv4 socket with a receive timeout.
-func socket(kind int) (int, error) {
-	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("make socket: %w", err)
-	}
-	if err := setTimeout(fd, timeout); err != nil {
-		return -1, errors.Join(err, unix.Close(fd))
-	}
-	return fd, nil
-}
-
-func setTimeout(fd int, d time.Duration) error {
-	tv := unix.NsecToTimeval(int64(d))
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-		return fmt.Errorf("set timeout: %w", err)
-	}
-	return nil
+	return traffic.Read(fd, buf[:])
 }
 
 // dialer returns a function that connects a socket of the given kind.
 func dialer(kind int) func(netip.AddrPort) (int, error) {
 	return func(to netip.AddrPort) (int, error) {
-		fd, err := socket(kind)
+		fd, err := traffic.Socket(kind, timeout)
 		if err != nil {
 			return -1, err
 		}
@@ -243,14 +214,14 @@ const pollInterval = 100 * time.Millisecond
 // listen makes the server's socket and sends the outcome on ready.
 func listen(kind int, ready chan<- error) (fd int, ok bool) {
 	fd, err := func() (int, error) {
-		if err := pin(); err != nil {
+		if err := traffic.Pin(); err != nil {
 			return -1, err
 		}
-		fd, err := socket(kind)
+		fd, err := traffic.Socket(kind, pollInterval)
 		if err != nil {
 			return -1, err
 		}
-		err = errors.Join(setTimeout(fd, pollInterval), unix.Bind(fd, &unix.SockaddrInet4{Port: int(backend.Port())}))
+		err = unix.Bind(fd, &unix.SockaddrInet4{Port: int(backend.Port())})
 		if kind == unix.SOCK_STREAM {
 			err = errors.Join(err, unix.Listen(fd, 128))
 		}
@@ -263,9 +234,6 @@ func listen(kind int, ready chan<- error) (fd int, ok bool) {
 	return fd, err == nil
 }
 
-// idle reports whether err means that nothing arrived in time.
-func idle(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) }
-
 func serveTCP(ctx context.Context, ready chan<- error) error {
 	l, ok := listen(unix.SOCK_STREAM, ready)
 	if !ok {
@@ -273,7 +241,7 @@ func serveTCP(ctx context.Context, ready chan<- error) error {
 	}
 	for ctx.Err() == nil {
 		fd, _, err := unix.Accept4(l, unix.SOCK_CLOEXEC)
-		if idle(err) {
+		if traffic.Idle(err) {
 			continue
 		}
 		if err != nil {
@@ -293,7 +261,7 @@ func answer(ctx context.Context, fd int) {
 	var buf [1]byte
 	for ctx.Err() == nil {
 		n, err := unix.Read(fd, buf[:])
-		if idle(err) {
+		if traffic.Idle(err) {
 			continue
 		}
 		if err != nil || n == 0 {
@@ -313,7 +281,7 @@ func serveUDP(ctx context.Context, ready chan<- error) error {
 	var buf [8]byte
 	for ctx.Err() == nil {
 		n, from, err := unix.Recvfrom(fd, buf[:], 0)
-		if idle(err) {
+		if traffic.Idle(err) {
 			continue
 		}
 		if err == nil {
@@ -324,37 +292,4 @@ func serveUDP(ctx context.Context, ready chan<- error) error {
 		}
 	}
 	return unix.Close(fd)
-}
-
-// pin moves the calling thread to the last CPU that this process may use, and gives it the highest priority there.
-func pin() error {
-	runtime.LockOSThread()
-	var allowed unix.CPUSet
-	if err := unix.SchedGetaffinity(unix.Getpid(), &allowed); err != nil {
-		return fmt.Errorf("read CPU affinity: %w", err)
-	}
-	var last unix.CPUSet
-	for cpu := range int(unsafe.Sizeof(allowed)) * 8 {
-		if allowed.IsSet(cpu) {
-			last.Zero()
-			last.Set(cpu)
-		}
-	}
-	if err := unix.SchedSetaffinity(0, &last); err != nil {
-		return fmt.Errorf("pin to one CPU: %w", err)
-	}
-	if err := unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20); err != nil {
-		return fmt.Errorf("raise priority: %w", err)
-	}
-	return nil
-}
-
-// cpuTime returns the CPU time of this process. During a phase it covers the client and the server alone: the garbage
-// collector is off and all other goroutines wait.
-func cpuTime() (time.Duration, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts); err != nil {
-		return 0, fmt.Errorf("read CPU clock: %w", err)
-	}
-	return time.Duration(ts.Nano()), nil
 }

@@ -60,14 +60,14 @@ func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	for _, b := range balancers {
 		took := slices.Sorted(slices.Values(seen[b.kind].changes))
-		name := fmt.Sprintf("%s: reconfigure with %d VIPs of %d backends, one change, by HTTPS with mutual TLS", b.name, many, serverCount)
+		name := fmt.Sprintf("%s: one change among %d VIPs with %d backends each, applied over HTTPS with mutual TLS", b.name, many, serverCount)
 		rows = append(rows,
 			metric.Metric{
 				Name: name, Value: ms(took[len(took)/2]), Unit: "ms", Bar: new(float64(bar)), Better: metric.Lower,
 				Quartiles: &[2]float64{ms(took[len(took)/4]), ms(took[len(took)*3/4])},
 			},
 			metric.Metric{Name: "the same, 99th percentile", Value: ms(took[len(took)*99/100]), Unit: "ms", Better: metric.Lower},
-			metric.Metric{Name: "memory of its agent after that", Value: metric.Median(seen[b.kind].memory), Unit: "MiB", Better: metric.Lower},
+			metric.Metric{Name: "the same, memory of the agent afterwards", Value: metric.Median(seen[b.kind].memory), Unit: "MiB", Better: metric.Lower},
 		)
 	}
 	return rows

@@ -184,7 +184,7 @@ func (s *connections) begin(c *connection) error {
 	return nil
 }
 
-// goesOn returns nil if a message sent after a time arrives at the other end. An idle client sends one now.
+// goesOn returns nil if a message sent after the given time arrives at the other end. An idle client sends one now.
 func (c *connection) goesOn(after time.Time) error {
 	if c.habit == silent {
 		var word int64
@@ -205,7 +205,7 @@ func (c *connection) goesOn(after time.Time) error {
 	return nil
 }
 
-// broken returns the connections that do not continue after a time.
+// broken returns the connections over which no message sent after the given time arrives.
 func (s *connections) broken(after time.Time) (all []broken) {
 	var mu sync.Mutex // guards all
 	var group errgroup.Group

@@ -23,7 +23,7 @@ var ways = []struct {
 	name string
 	way  desired.Return
 	vip  netip.Addr
-}{{"source kept", desired.Routed, keptVIP}, {"SNAT from the VIP", desired.SNAT, snatVIP}}
+}{{"return: routed", desired.Routed, keptVIP}, {"return: snat", desired.SNAT, snatVIP}}
 
 // vips returns the VIPs of ways, with servers by number.
 func vips(numbers ...int) (all []desired.VIP) {
@@ -40,7 +40,7 @@ func (g *group) death(ctx context.Context) (all []broken, err error) {
 	if err := g.reconfigureAll(ctx, vips(0, 1, 2, 3, 4, 5, 6, 7)); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(g.could(ctx, 1), g.leads(ctx, 0)); err != nil {
+	if err := errors.Join(g.awaitRoute(ctx, 1), g.awaitBestRoute(ctx, 0)); err != nil {
 		return nil, err
 	}
 	c, err := newConnections(ctx, g.Client, g.servers)
@@ -67,14 +67,14 @@ func (g *group) death(ctx context.Context) (all []broken, err error) {
 	case <-time.After(time.Until(opened.Add(old))):
 	}
 	// The traffic must pass it now, and must not have moved before.
-	if err := g.leads(ctx, 0); err != nil {
+	if err := g.awaitBestRoute(ctx, 0); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(g.Cut(0), g.agents[0].Kill()); err != nil {
 		return nil, err
 	}
 	all = c.broken(time.Now())
-	return all, g.leads(ctx, 1)
+	return all, g.awaitBestRoute(ctx, 1)
 }
 
 // deathRows returns the broken connections.
@@ -83,7 +83,7 @@ func deathRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 		for _, w := range ways {
 			s := seen[b.kind]
 			rows = append(rows, metric.Metric{
-				Name:  fmt.Sprintf("%s: established TCP connections broken by the death of their gateway of %d, %s", b.name, s.opened, w.name),
+				Name:  fmt.Sprintf("%s: established TCP connections broken by their gateway's death, of %d, %s", b.name, s.opened, w.name),
 				Value: float64(s.broken[w.name]), Unit: "connections", Bar: new(0.0), Better: metric.Lower,
 			})
 		}

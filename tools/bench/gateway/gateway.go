@@ -153,25 +153,25 @@ func rows(byBGP, byVRRP failover) []metric.Metric {
 	longest := slices.Max(byBGP.deaths)
 	return []metric.Metric{
 		{
-			Name: "node death to traffic on the other gateway, BGP and BFD 3x100 ms; peer: VRRP, 100 ms", Value: bgp, Unit: "ms",
+			Name: "node death until the other gateway answers, BGP with BFD 3x100 ms; peer: VRRP, 100 ms", Value: bgp, Unit: "ms",
 			Bar: new(500.0), Better: metric.Lower, Peer: &vrrp, Quartiles: middleBGP,
 		},
 		{
-			Name: "the same, the longest of all rounds", Value: float64(longest) / float64(time.Millisecond), Unit: "ms", Better: metric.Lower,
+			Name: "the same, longest of all rounds", Value: float64(longest) / float64(time.Millisecond), Unit: "ms", Better: metric.Lower,
 		},
 		{
-			Name: "node death to traffic on the other gateway, VRRP, advertisements each 100 ms", Value: vrrp, Unit: "ms",
+			Name: "node death until the other gateway answers, VRRP with an advertisement every 100 ms", Value: vrrp, Unit: "ms",
 			Better: metric.Lower, Quartiles: middleVRRP,
 		},
-		lost("cordon and back, VRRP", byVRRP.cordon),
+		lost("cordon and uncordon, VRRP", byVRRP.cordon),
 		lost("planned drain, VRRP", byVRRP.drain),
 		lost("agent crash and restart, VRRP", byVRRP.crash),
 	}
 }
 
-// lost returns a row of something that must not be lost.
+// lost returns the row of an event that must lose no request.
 func lost(what string, of requests) metric.Metric {
 	return metric.Metric{
-		Name: fmt.Sprintf("%s: requests lost of %d", what, of.asked), Value: float64(of.lost), Unit: "requests", Bar: new(0.0), Better: metric.Lower,
+		Name: fmt.Sprintf("%s: requests lost, of %d", what, of.asked), Value: float64(of.lost), Unit: "requests", Bar: new(0.0), Better: metric.Lower,
 	}
 }

@@ -257,8 +257,8 @@ func (g *group) reconfigureAll(ctx context.Context, vips []desired.VIP) error {
 	return nil
 }
 
-// leads waits until the router sends all packets to VIPs through a gateway, and not by a stale route.
-func (g *group) leads(ctx context.Context, gateway int) error {
+// awaitBestRoute waits until the router sends all packets to VIPs through a gateway, and not by a stale route.
+func (g *group) awaitBestRoute(ctx context.Context, gateway int) error {
 	if err := g.hasRoutes(ctx, gateway, "the router does not lead %s through %s", func(r frr.Route) bool { return r.Best }); err != nil {
 		return err
 	}
@@ -276,8 +276,8 @@ func (g *group) leads(ctx context.Context, gateway int) error {
 	})
 }
 
-// could waits until the router has a route through a gateway.
-func (g *group) could(ctx context.Context, gateway int) error {
+// awaitRoute waits until the router has a route through a gateway.
+func (g *group) awaitRoute(ctx context.Context, gateway int) error {
 	return g.hasRoutes(ctx, gateway, "the router has no route to %s through %s", func(frr.Route) bool { return true })
 }
 

@@ -37,10 +37,10 @@ type work struct {
 }
 
 var works = []work{
-	{"agent killed and started again", (*group).crash},
-	{"agent started anew, as an upgrade does", (*group).reload},
-	{"gateway cordoned and back", (*group).cordon},
-	{"gateway drained, switched off and back", (*group).drain},
+	{"agent killed and restarted", (*group).crash},
+	{"agent restarted, as by an upgrade", (*group).reload},
+	{"gateway cordoned and uncordoned", (*group).cordon},
+	{"gateway drained, powered off and back on", (*group).drain},
 }
 
 // crash kills an agent.
@@ -67,7 +67,7 @@ func (g *group) again(ctx context.Context) error {
 	if err := g.start(ctx, 0); err != nil {
 		return err
 	}
-	return g.leads(ctx, 0)
+	return g.awaitBestRoute(ctx, 0)
 }
 
 // cordon cordons a gateway until it had no traffic for a while.
@@ -75,13 +75,13 @@ func (g *group) cordon(ctx context.Context) error {
 	if _, err := g.apply(ctx, 0, plannedVIPs(), true); err != nil {
 		return err
 	}
-	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, resting)); err != nil {
+	if err := errors.Join(g.awaitBestRoute(ctx, 1), pauseFor(ctx, resting)); err != nil {
 		return err
 	}
 	if _, err := g.apply(ctx, 0, plannedVIPs(), false); err != nil {
 		return err
 	}
-	return g.leads(ctx, 0)
+	return g.awaitBestRoute(ctx, 0)
 }
 
 // drain stops an agent as systemctl stop does. It then reboots the machine, which keeps only its disk.
@@ -89,7 +89,7 @@ func (g *group) drain(ctx context.Context) error {
 	if err := g.agents[0].Stop(); err != nil {
 		return err
 	}
-	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, resting), g.Cut(0), g.forget(0), pauseFor(ctx, resting), g.Mend(0)); err != nil {
+	if err := errors.Join(g.awaitBestRoute(ctx, 1), pauseFor(ctx, resting), g.Cut(0), g.forget(0), pauseFor(ctx, resting), g.Mend(0)); err != nil {
 		return err
 	}
 	return g.again(ctx)
@@ -344,7 +344,7 @@ func disturb(ctx context.Context, p *programs, balancer desired.Balancer, seen *
 	if err := g.reconfigureAll(ctx, plannedVIPs()); err != nil {
 		return err
 	}
-	if err := errors.Join(g.could(ctx, 1), g.leads(ctx, 0)); err != nil {
+	if err := errors.Join(g.awaitRoute(ctx, 1), g.awaitBestRoute(ctx, 0)); err != nil {
 		return err
 	}
 	c, err := newConnections(ctx, g.Client, g.servers)
@@ -404,7 +404,7 @@ func plannedRows(seen map[desired.Balancer]*disturbed) (rows []metric.Metric) {
 			rows = append(rows, lost(b.name+": "+w.name, s.lost[i]))
 		}
 		rows = append(rows, metric.Metric{
-			Name: fmt.Sprintf("%s: established TCP connections broken by all of that of %d", b.name, s.opened), Value: float64(s.broken),
+			Name: fmt.Sprintf("%s: established TCP connections broken by these events, of %d", b.name, s.opened), Value: float64(s.broken),
 			Unit: "connections", Bar: new(0.0), Better: metric.Lower,
 		})
 	}

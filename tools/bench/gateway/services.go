@@ -176,9 +176,9 @@ func serviceRows(took []time.Duration) []metric.Metric {
 	at := func(share float64) float64 { return took[int(share*float64(len(took)-1))].Seconds() }
 	return []metric.Metric{
 		{
-			Name: "Service created to first answer from the client, with a floating IP of a real Neutron", Value: at(0.5), Unit: "s",
+			Name: "Service creation until the client's first answer, with a floating IP from a real Neutron", Value: at(0.5), Unit: "s",
 			Bar: new(5.0), Better: metric.Lower, Quartiles: &[2]float64{at(0.25), at(0.75)},
 		},
-		{Name: fmt.Sprintf("the same, the longest of %d", len(took)), Value: at(1), Unit: "s", Better: metric.Lower},
+		{Name: fmt.Sprintf("the same, longest of %d", len(took)), Value: at(1), Unit: "s", Better: metric.Lower},
 	}
 }

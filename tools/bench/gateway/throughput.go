@@ -232,7 +232,7 @@ func (l *lane) balanceBy(ctx context.Context, xdp ebpf.XDP) (undo func() error, 
 
 // Names of the lanes.
 const (
-	byHand   = "nft DNAT by hand"
+	byHand   = "hand-written nftables DNAT"
 	withNFT  = "nftables balancer"
 	withEBPF = "eBPF balancer"
 	withXDP  = "eBPF balancer with XDP on veth" // XDP is not meant for veth
@@ -263,16 +263,16 @@ func balancerRows(seen throughput) []metric.Metric {
 				ratios[i], paces[i] = p.perSecond/seen[byHand][k.name][i].perSecond, p.perSecond
 			}
 			rows = append(rows, metric.Metric{
-				Name: fmt.Sprintf("%s: %s a second of CPU, against nft DNAT by hand", l.name, k.name), Value: metric.Median(ratios), Unit: "ratio",
+				Name: fmt.Sprintf("%s: %s per CPU second / hand-written nftables DNAT", l.name, k.name), Value: metric.Median(ratios), Unit: "ratio",
 				Bar: bar, Better: metric.Higher, Quartiles: &[2]float64{ratios[len(ratios)/4], ratios[len(ratios)*3/4]},
 			}, metric.Metric{
-				Name: "the same, of a CPU that client, gateway and server share", Value: metric.Median(paces), Unit: "1/s", Better: metric.Higher,
+				Name: "the same, per second of one CPU shared by client, gateway and server", Value: metric.Median(paces), Unit: "1/s", Better: metric.Higher,
 			})
 		}
 		reset, of := seen.resets(l.name)
 		peer, _ := seen.resets(byHand)
 		rows = append(rows, metric.Metric{
-			Name: fmt.Sprintf("%s: connections reset of %d; peer: by hand", l.name, of), Value: float64(reset), Unit: "connections", Better: metric.Lower, Peer: new(float64(peer)),
+			Name: fmt.Sprintf("%s: connections reset, of %d; peer: hand-written", l.name, of), Value: float64(reset), Unit: "connections", Better: metric.Lower, Peer: new(float64(peer)),
 		})
 	}
 	return rows

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/tools/bench/internal/traffic"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -34,10 +34,10 @@ var kinds = []kind{
 
 // repeat repeats an operation for a phase. A reset operation costs time, but does not count.
 func repeat(operate func() error) (p pace, err error) {
-	if err := pin(); err != nil {
+	if err := traffic.Pin(); err != nil {
 		return pace{}, err
 	}
-	start, used := time.Now(), cpuTime()
+	start, used := time.Now(), traffic.CPUTime()
 	for time.Since(start) < phase {
 		err := operate()
 		if errors.Is(err, unix.ECONNRESET) {
@@ -49,32 +49,8 @@ func repeat(operate func() error) (p pace, err error) {
 		}
 		p.done++
 	}
-	p.perSecond = float64(p.done) / (cpuTime() - used).Seconds()
+	p.perSecond = float64(p.done) / (traffic.CPUTime() - used).Seconds()
 	return p, nil
-}
-
-// cpuTime returns the CPU time of this process.
-func cpuTime() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) // every Linux has it
-	return time.Duration(t.Nano())
-}
-
-// pin pins this thread, which ends with its goroutine, to the last CPU that it may use, with the highest priority there.
-func pin() error {
-	var cpus unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
-		return fmt.Errorf("ask for the CPUs: %w", err)
-	}
-	last := 0
-	for i := range 1024 {
-		if cpus.IsSet(i) {
-			last = i
-		}
-	}
-	cpus.Zero()
-	cpus.Set(last)
-	return errors.Join(unix.SchedSetaffinity(0, &cpus), unix.Setpriority(unix.PRIO_PROCESS, 0, -20))
 }
 
 // loss bounds the delay by a lost packet. nap is how long the server waits before it checks whether to stop.
@@ -83,20 +59,8 @@ const (
 	nap  = 100 * time.Millisecond
 )
 
-func socket(kind int, wait time.Duration) (int, error) {
-	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("make socket: %w", err)
-	}
-	limit := unix.NsecToTimeval(int64(wait))
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
-		return -1, errors.Join(fmt.Errorf("set timeout: %w", err), unix.Close(fd))
-	}
-	return fd, nil
-}
-
 func dial(kind int, to netip.AddrPort) (int, error) {
-	fd, err := socket(kind, loss)
+	fd, err := traffic.Socket(kind, loss)
 	if err != nil {
 		return -1, err
 	}
@@ -114,25 +78,16 @@ func connectOnce(to netip.AddrPort) error {
 	}
 	var b [8]byte
 	if _, err = unix.Write(fd, b[:1]); err == nil {
-		_, err = read(fd, b[:])
+		_, err = traffic.Read(fd, b[:])
 	}
 	if err == nil {
-		_, err = read(fd, b[:])
+		_, err = traffic.Read(fd, b[:])
 	}
 	return errors.Join(err, unix.Close(fd))
 }
 
 // window is the number of requests in flight.
 const window = 32
-
-// read calls read(2). Its timeout is often reported as a signal, which is no reason to stop.
-func read(fd int, b []byte) (n int, err error) {
-	for {
-		if n, err = unix.Read(fd, b); !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
-	}
-}
 
 func udpReplies(to netip.AddrPort) (pace, error) {
 	fd, err := dial(unix.SOCK_DGRAM, to)
@@ -146,7 +101,7 @@ func udpReplies(to netip.AddrPort) (pace, error) {
 		}
 	}
 	p, err := repeat(func() error {
-		if _, err := read(fd, b[:]); err != nil {
+		if _, err := traffic.Read(fd, b[:]); err != nil {
 			return fmt.Errorf("receive: %w", err)
 		}
 		_, err := unix.Write(fd, b[:1])
@@ -168,7 +123,7 @@ func serve(ns *netlab.Namespace) (stop func() error, err error) {
 	}{{unix.SOCK_STREAM, acceptAll}, {unix.SOCK_DGRAM, answerAll}} {
 		var fd int
 		if err := ns.Do(func() (err error) {
-			if fd, err = socket(loop.kind, nap); err != nil {
+			if fd, err = traffic.Socket(loop.kind, nap); err != nil {
 				return err
 			}
 			return unix.Bind(fd, &unix.SockaddrInet4{Addr: serverOf.As4(), Port: served})
@@ -177,8 +132,7 @@ func serve(ns *netlab.Namespace) (stop func() error, err error) {
 			return nil, fmt.Errorf("listen: %w", err)
 		}
 		go func() {
-			runtime.LockOSThread() // the pinned thread ends with the goroutine
-			err := pin()
+			err := traffic.Pin()
 			if err == nil {
 				err = loop.run(ctx, fd)
 			}
@@ -191,9 +145,6 @@ func serve(ns *netlab.Namespace) (stop func() error, err error) {
 	}, nil
 }
 
-// idle reports whether an error only says that nothing arrived.
-func idle(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) }
-
 func acceptAll(ctx context.Context, l int) error {
 	if err := unix.Listen(l, 128); err != nil {
 		return fmt.Errorf("listen: %w", err)
@@ -201,7 +152,7 @@ func acceptAll(ctx context.Context, l int) error {
 	var b [8]byte
 	for ctx.Err() == nil {
 		fd, _, err := unix.Accept4(l, unix.SOCK_CLOEXEC)
-		if idle(err) {
+		if traffic.Idle(err) {
 			continue
 		}
 		if err != nil {
@@ -220,7 +171,7 @@ func answerAll(ctx context.Context, fd int) error {
 	var b [8]byte
 	for ctx.Err() == nil {
 		n, from, err := unix.Recvfrom(fd, b[:], 0)
-		if idle(err) {
+		if traffic.Idle(err) {
 			continue
 		}
 		if err == nil {

@@ -40,7 +40,7 @@ type Spec struct {
 	Labels     map[string]string
 }
 
-// Image is a name in an archive.
+// Image is an image in an OCI archive, under one of its names.
 type Image struct {
 	Name   string // full form
 	Digest string // of the manifest, "sha256:..."

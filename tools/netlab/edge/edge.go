@@ -145,6 +145,7 @@ func address(device string, addrs [2]netip.Addr) error {
 		if err != nil {
 			return fmt.Errorf("address of %s: %w", device, err)
 		}
+		addr.Flags = unix.IFA_F_NODAD // otherwise the address is not usable at once
 		if err := netlink.AddrAdd(link, addr); err != nil {
 			return fmt.Errorf("give %s to %s: %w", a, device, err)
 		}

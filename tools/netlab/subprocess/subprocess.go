@@ -42,8 +42,8 @@ type (
 	}
 )
 
-// Main is the first call of a program for Start. In a process that Start started, it serves the announcer that
-// newAnnouncer returns for Start's argument, and exits. Otherwise it returns.
+// Main must be the first call of a program that uses Start. In a child process of Start, it serves the announcer that
+// newAnnouncer returns for Start's argument, and exits. In any other process it returns.
 func Main(newAnnouncer func(argument string) Announcer) {
 	argument, is := os.LookupEnv(childEnv)
 	if !is {

@@ -10,7 +10,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// bridged puts a gateway behind the bridge of a router, with the address inner besides its own.
+// bridged puts a gateway behind the bridge of a router, with inner as an additional address.
 func bridged(router, gateway *netlab.Namespace) error {
 	space, err := os.Open(gateway.Path())
 	if err != nil {

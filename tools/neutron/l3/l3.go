@@ -1,6 +1,6 @@
-// Package l3 does on a router of a lab what Neutron's agents do on real ones, which the lab has none of: floating IPs are
-// translated one to one, and no gateway's port lets packets out from an address that Neutron does not allow there. What
-// it knows it reads from Neutron alone: a floating IP whose address no gateway's port may have leads nowhere.
+// Package l3 replaces Neutron's L3 agent and port security on the router of a lab, which runs no agents. It translates floating
+// IPs one to one, and drops packets that a gateway sends from an address that Neutron does not allow at its port. Its only
+// input is Neutron's API. It does not translate a floating IP whose fixed address no gateway's port may use.
 package l3
 
 import (
@@ -20,29 +20,28 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// Router is where it does so.
+// Router is the router on which the rules apply.
 type Router struct {
 	Namespace *netlab.Namespace
-	// Ports are the devices behind which gateways are, by the id of their Neutron port. They are ports of a bridge.
+	// Ports are the devices that lead to gateways, by the id of the gateway's Neutron port. They are ports of a bridge.
 	Ports map[string]string
 	// Outside is the device towards clients.
 	Outside string
-	// Report is told where floating IPs lead when that changes, in one line.
+	// Report receives one line with the translations of all floating IPs when they change.
 	Report func(string)
 
-	last string // the rules that hold
-	said string // what was reported last
+	last string // the applied rules
+	said string // the last report
 }
 
-// State is what Neutron says.
+// State is the input from Neutron.
 type State struct {
-	// Leads are the floating IPs that lead somewhere, and Refused those that would lead to an address that no gateway's
-	// port may have.
+	// Leads are the translated floating IPs. Refused are those whose fixed address no gateway's port may use.
 	Leads, Refused map[netip.Addr]netip.Addr
-	Allowed        map[string][]netip.Prefix // by Neutron port: what a gateway may send from
+	Allowed        map[string][]netip.Prefix // by Neutron port: allowed source addresses
 }
 
-// Follow keeps the router as Neutron says until ctx ends. With Neutron away all stays as it is.
+// Follow applies Neutron's state to the router until ctx ends. While Neutron does not answer, the rules stay as they are.
 func (r *Router) Follow(ctx context.Context, network *gophercloud.ServiceClient, every time.Duration) error {
 	for {
 		if s, err := Read(ctx, network, r.ports()); err == nil {
@@ -53,7 +52,7 @@ func (r *Router) Follow(ctx context.Context, network *gophercloud.ServiceClient,
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(every): // Neutron has to do for others in the meantime
+		case <-time.After(every): // a pause, so that Neutron can serve other clients
 		}
 	}
 }
@@ -66,7 +65,8 @@ func (r *Router) ports() (ids []string) {
 	return ids
 }
 
-// Read asks Neutron, as its administrator, for floating IPs and for what the ports of gateways may send from.
+// Read reads the floating IPs and the allowed source addresses of the gateways' ports from Neutron, with an administrator's
+// rights.
 func Read(ctx context.Context, network *gophercloud.ServiceClient, gateways []string) (State, error) {
 	s := State{Leads: map[netip.Addr]netip.Addr{}, Refused: map[netip.Addr]netip.Addr{}, Allowed: map[string][]netip.Prefix{}}
 	for _, id := range gateways {
@@ -107,7 +107,7 @@ func Read(ctx context.Context, network *gophercloud.ServiceClient, gateways []st
 	return s, nil
 }
 
-// allowed returns what a port may send from: its own addresses and its allowed address pairs.
+// allowed returns the source addresses that a port may use: its own addresses and its allowed address pairs.
 func allowed(p *ports.Port) (all []netip.Prefix, err error) {
 	for _, ip := range p.FixedIPs {
 		a, err := netip.ParseAddr(ip.IPAddress)
@@ -135,7 +135,7 @@ func allowed(p *ports.Port) (all []netip.Prefix, err error) {
 	return slices.Compact(all), nil
 }
 
-// allows reports whether any gateway may have an address.
+// allows reports whether any gateway may use an address.
 func (s *State) allows(a netip.Addr) bool {
 	for _, prefixes := range s.Allowed {
 		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
@@ -145,7 +145,7 @@ func (s *State) allows(a netip.Addr) bool {
 	return false
 }
 
-// Apply makes the router as s says, in one transaction.
+// Apply replaces the router's rules by those for s, in one transaction.
 func (r *Router) Apply(ctx context.Context, s State) error {
 	rules := r.rules(s)
 	if rules == r.last {
@@ -170,7 +170,7 @@ func (r *Router) Apply(ctx context.Context, s State) error {
 	return nil
 }
 
-// String tells where floating IPs lead, sorted.
+// String lists the floating IPs with their targets, sorted.
 func (s *State) String() string {
 	var lines []string
 	for outer, inner := range s.Leads {
@@ -186,7 +186,7 @@ func (s *State) String() string {
 	return strings.Join(lines, ", ")
 }
 
-// rules are of two tables: who may send from what, and what floating IPs stand for.
+// rules returns two tables: the allowed source addresses of each port, and the translations of floating IPs.
 func (r *Router) rules(s State) string {
 	var b strings.Builder
 	b.WriteString("table ip l3\ndelete table ip l3\ntable bridge l3\ndelete table bridge l3\n")
@@ -228,7 +228,7 @@ func writeSet(b *strings.Builder, name, kind string, elements []string) {
 	b.WriteString(" }\n")
 }
 
-// Dropped returns how many packets of gateways were from an address that they may not have.
+// Dropped returns the number of gateways' packets that were dropped because of their source address.
 func (r *Router) Dropped(ctx context.Context) (n uint64, err error) {
 	err = r.Namespace.Do(func() error {
 		said, err := exec.CommandContext(ctx, "nft", "list", "chain", "bridge", "l3", "from").Output()

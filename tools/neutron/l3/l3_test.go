@@ -21,8 +21,8 @@ var (
 
 func address(a string) netip.Prefix { return netip.MustParsePrefix(a) }
 
-// A floating IP leads to its address behind the gateway that may have it, and the answer comes from the floating IP.
-// Without an allowed address pair there is neither.
+// A floating IP is translated to its fixed address behind the gateway that may use it, and replies come from the floating IP.
+// Without an allowed address pair, neither works.
 func TestRouter(t *testing.T) {
 	netlab.Privileged(t)
 	var spaces [3]*netlab.Namespace
@@ -77,7 +77,7 @@ func TestRouter(t *testing.T) {
 	}
 }
 
-// serve answers at an address of a namespace.
+// serve runs a server at an address in a namespace.
 func serve(t *testing.T, ns *netlab.Namespace, at netip.Addr) {
 	t.Helper()
 	var l net.Listener
@@ -90,7 +90,7 @@ func serve(t *testing.T, ns *netlab.Namespace, at netip.Addr) {
 	netlab.Answer(t, l, func(c net.Conn) { _, _ = c.Write([]byte("here\n")) })
 }
 
-// answers reports whether somebody answers at an address.
+// answers reports whether a server answers at an address.
 func answers(t *testing.T, from *netlab.Namespace, at netip.Addr) (yes bool) {
 	t.Helper()
 	if err := from.Do(func() error {

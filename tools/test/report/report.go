@@ -94,6 +94,9 @@ func (r *Report) take(e event) {
 	case "build-output":
 		r.build[e.ImportPath] = append(r.build[e.ImportPath], e.Output)
 	case "output":
+		if strings.HasPrefix(e.Output, "=== ATTR") {
+			break // the event attr, as text
+		}
 		r.said[k] = append(r.said[k], e.Output)
 	case "attr":
 		r.reach(e)

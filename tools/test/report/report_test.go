@@ -48,6 +48,17 @@ func TestReport(t *testing.T) {
 			[]string{"--- FAIL: p TestA/x\nthe parent\nthe child\n", "FAIL p"},
 			nil,
 		},
+		"attributes of a failed test are not shown": {
+			`{"Action":"output","Package":"p","Test":"TestA","Output":"=== RUN   TestA\n"}
+			 {"Action":"output","Package":"p","Test":"TestA","Output":"=== ATTR  TestA conformance N1\n"}
+			 {"Action":"attr","Package":"p","Test":"TestA","Key":"conformance","Value":"N1"}
+			 {"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:1: wrong\n"}
+			 {"Action":"fail","Package":"p","Test":"TestA"}
+			 {"Action":"fail","Package":"p"}`,
+			"0 passed, 1 failed, 0 skipped",
+			[]string{"--- FAIL: p TestA\n=== RUN   TestA\n    a_test.go:1: wrong\n"},
+			nil,
+		},
 		"a parent that fails beside its subtests": {
 			`{"Action":"pass","Package":"p","Test":"TestA/x"}
 			 {"Action":"fail","Package":"p","Test":"TestA"}

@@ -183,7 +183,7 @@ func newGuard[K comparable](cfg Config, changed func(clusterset.ClusterID, []K))
 	})
 }
 
-// staticMapper maps the kinds of a broker and their lists, so that the caches start without discovery.
+// staticMapper maps the kinds that this package uses to their resources, so that the caches start without API discovery.
 func staticMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 	m := meta.NewDefaultRESTMapper(nil)
 	for _, kind := range []schema.GroupVersionKind{

@@ -59,7 +59,7 @@ func TestPendingWriteAndWatchEvent(t *testing.T) {
 			},
 			want: "5",
 		},
-		"the watch was faster than the response": {
+		"the watch event arrives before the response": {
 			run:  func(_ *testing.T, c *localCache) { c.wroteImport(at("5")) },
 			want: "5",
 		},

@@ -80,17 +80,17 @@ func TestProbe(t *testing.T) {
 		endpoints []netip.AddrPort
 		want      Verdict
 	}{
-		"no endpoint":                           {nil, Unknown},
-		"one serves":                            {[]netip.AddrPort{v4}, Answering},
-		"one serves, IPv6":                      {[]netip.AddrPort{v6}, Answering},
-		"one refuses":                           {[]netip.AddrPort{none}, Unknown},
-		"one is silent":                         {[]netip.AddrPort{quiet}, Silent},
-		"all are silent":                        {[]netip.AddrPort{quiet, quiet, quiet, quiet}, Silent},
-		"one serves, two are silent":            {[]netip.AddrPort{quiet, v4, quiet}, Answering},
-		"one serves, two refuse":                {[]netip.AddrPort{none, none, v6}, Answering},
-		"one refuses, two are silent":           {[]netip.AddrPort{none, quiet, quiet}, Unknown},
-		"one cannot be tried, two are silent":   {[]netip.AddrPort{unroutable, quiet, quiet}, Unknown},
-		"one cannot be tried, the others serve": {[]netip.AddrPort{unroutable, v4, v6}, Answering},
+		"no endpoint":                         {nil, Unknown},
+		"one serves":                          {[]netip.AddrPort{v4}, Answering},
+		"one serves, IPv6":                    {[]netip.AddrPort{v6}, Answering},
+		"one refuses":                         {[]netip.AddrPort{none}, Unknown},
+		"one is silent":                       {[]netip.AddrPort{quiet}, Silent},
+		"all are silent":                      {[]netip.AddrPort{quiet, quiet, quiet, quiet}, Silent},
+		"one serves, two are silent":          {[]netip.AddrPort{quiet, v4, quiet}, Answering},
+		"one serves, two refuse":              {[]netip.AddrPort{none, none, v6}, Answering},
+		"one refuses, two are silent":         {[]netip.AddrPort{none, quiet, quiet}, Unknown},
+		"one is unroutable, two are silent":   {[]netip.AddrPort{unroutable, quiet, quiet}, Unknown},
+		"one is unroutable, the others serve": {[]netip.AddrPort{unroutable, v4, v6}, Answering},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

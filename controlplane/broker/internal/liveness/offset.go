@@ -12,7 +12,7 @@ type offset struct {
 	n    int // samples so far
 }
 
-// add records a message that was sent at sent, by the other clock, and arrived at received, by ours.
+// add records one message: sent is its time by the sender's clock, received its arrival by ours.
 func (o *offset) add(sent, received time.Time) {
 	o.ring[o.n%offsetSamples] = received.Round(0).Sub(sent.Round(0)) // wall clocks
 	o.n++

@@ -46,7 +46,7 @@ func TestReports(t *testing.T) {
 		"a silent node, a silent probe":     {[]string{"+a", "-b"}, Silent, Silent},
 		"a silent node, an unknown probe":   {[]string{"-b", ""}, Unknown, Silent},
 		"a silent node, an answering probe": {[]string{"-b"}, Answering, Answering},
-		"nothing known":                     {[]string{"+a"}, Unknown, Unknown},
+		"nothing is known":                  {[]string{"+a"}, Unknown, Unknown},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

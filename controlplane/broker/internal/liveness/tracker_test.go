@@ -171,7 +171,7 @@ func TestJudgement(t *testing.T) {
 		run      func(s *trackerTest)
 		log      []string
 	}{
-		"all is well": {
+		"all members renew": {
 			renewing: "bc",
 			run: func(s *trackerTest) {
 				s.set("b", Silent)
@@ -357,7 +357,7 @@ func TestJudgement(t *testing.T) {
 				"4m20s b dead", "4m31s b unproven", "5m1s b live",
 			},
 		},
-		"the broker is away for ten minutes": {
+		"the broker is unreachable for ten minutes": {
 			mode: Lease, renewing: "bc",
 			run: func(s *trackerTest) {
 				s.stopRenewing("a", "b", "c")
@@ -369,7 +369,7 @@ func TestJudgement(t *testing.T) {
 			},
 			log: []string{"1m8s unseen", "11m0s judging"},
 		},
-		"one member does not return after the broker was away": {
+		"one member does not return after a broker outage": {
 			renewing: "bc",
 			run: func(s *trackerTest) {
 				s.set("b", Silent)
@@ -380,7 +380,7 @@ func TestJudgement(t *testing.T) {
 			},
 			log: []string{"1m8s unseen", "11m0s judging", "11m20s b stale", "11m30s b dead"},
 		},
-		"the broker is away every other minute": { // 55 s count of each minute with the broker
+		"the broker is unreachable every other minute": { // 55 s count of each minute with the broker
 			renewing: "bc",
 			run: func(s *trackerTest) {
 				s.stopRenewing("b")
@@ -396,7 +396,7 @@ func TestJudgement(t *testing.T) {
 				"7m8s unseen", "8m0s judging", "9m8s unseen", "10m0s judging", "11m8s unseen", "12m0s judging", "12m25s b dead",
 			},
 		},
-		"a member was late when the broker went away": {
+		"a member was late when the broker became unreachable": {
 			mode: Lease, renewing: "bc",
 			run: func(s *trackerTest) {
 				s.stopRenewing("b")
@@ -410,7 +410,7 @@ func TestJudgement(t *testing.T) {
 			},
 			log: []string{"1m23s unseen", "11m15s judging"},
 		},
-		"evidence ends while the broker is away": { // HardTTL after the last answer, without the ten minutes away
+		"evidence ends while the broker is unreachable": { // HardTTL after the last answer, without the ten minutes away
 			renewing: "bc",
 			run: func(s *trackerTest) {
 				s.set("b", Answering)
@@ -435,7 +435,7 @@ func TestJudgement(t *testing.T) {
 			},
 			log: []string{"1m20s b stale", "1m50s c stale", "1m50s minimum"},
 		},
-		"all present members are gone, and another one is live": {
+		"all present members are dead, and another one is live": {
 			renewing: "bcd",
 			run: func(s *trackerTest) {
 				s.here = func(id clusterset.ClusterID) bool { return id != "d" }
@@ -467,7 +467,7 @@ func TestJudgement(t *testing.T) {
 			},
 			log: []string{"1m20s b stale", "1m25s c stale", "1m30s d stale", "1m30s minimum"},
 		},
-		"one after the other": {
+		"all other members, one after the other": {
 			renewing: "bc",
 			run: func(s *trackerTest) {
 				s.set("b", Silent)
@@ -479,7 +479,7 @@ func TestJudgement(t *testing.T) {
 			},
 			log: []string{"1m20s b stale", "1m30s b dead", "2m20s c stale", "2m30s c dead"},
 		},
-		"all are gone, one returns": {
+		"all are dead, one returns": {
 			renewing: "bc",
 			run: func(s *trackerTest) {
 				s.set("b", Silent)
@@ -492,7 +492,7 @@ func TestJudgement(t *testing.T) {
 				"1m20s b stale", "1m20s c stale", "1m20s minimum", "1h1m2s c live", "1h1m5s judging", "1h1m25s b dead",
 			},
 		},
-		"all are gone, an administrator removes one": {
+		"all are dead, an administrator removes one": {
 			renewing: "bc",
 			run: func(s *trackerTest) {
 				s.set("b", Silent)
@@ -505,7 +505,7 @@ func TestJudgement(t *testing.T) {
 				"1m20s b stale", "1m20s c stale", "1m20s minimum", "1h1m0s c live", "1h1m0s judging", "1h1m20s b dead",
 			},
 		},
-		"all are gone after one only answered": { // its endpoints fall silent with the renewals of the other
+		"all are dead, one after a time of answers without renewals": { // its endpoints fall silent with the renewals of the other
 			renewing: "bc",
 			run: func(s *trackerTest) {
 				s.set("b", Answering)
@@ -528,7 +528,7 @@ func TestJudgement(t *testing.T) {
 			},
 			log: []string{"1m20s b stale", "1m20s c stale", "1m30s b dead", "6m0s c dead"},
 		},
-		"our own network is away for two silent verdicts": { // 12 s: one renewal may be lost and the next one late
+		"our own network is down for two silent verdicts": { // 12 s: one renewal may be lost and the next one late
 			renewing: "b",
 			run: func(s *trackerTest) {
 				s.set("b", Answering)
@@ -577,7 +577,7 @@ func TestJudgement(t *testing.T) {
 			},
 			log: []string{"3m38s d live", "3m40s b dead", "3m40s c dead"},
 		},
-		"our own network is away for nine seconds": { // b answers, and cannot reach the broker
+		"our own network is down for nine seconds": { // b answers, and cannot reach the broker
 			renewing: "bc",
 			run: func(s *trackerTest) {
 				s.set("b", Answering)
@@ -1020,7 +1020,7 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("%s (-want +have):\n%s", when, diff)
 			}
 		}
-		check("all is well", map[string]float64{"live": 1, "heartbeat": 1})
+		check("all members renew", map[string]float64{"live": 1, "heartbeat": 1})
 		s.stopRenewing("b")
 		s.run(time.Minute)
 		check("dead", map[string]float64{"dead": 1, "deaths": 1, "heartbeat": 1})

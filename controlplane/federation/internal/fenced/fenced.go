@@ -1,9 +1,9 @@
-// Package fenced writes into a member as its leader. Each write carries the epoch of the leadership, and no write is sent
-// while it is not certain that this process holds the Lease.
+// Package fenced writes into a member as its leader. Each write carries the leader's epoch, and a process sends a write only
+// while it certainly holds the Lease.
 //
-// For example, a leader that was suspended for a minute wakes up and deletes a Service that it read before. Another process
-// has become the leader in epoch 8 and changed the Service, which is therefore of epoch 8, and the member's admission policy
-// refuses the delete.
+// For example, the leader of epoch 7 is suspended for a minute. Meanwhile another process becomes the leader of epoch 8 and
+// changes a Service, which now carries epoch 8. When the former leader resumes and deletes the Service, the member's
+// admission policy refuses the delete.
 package fenced
 
 import (

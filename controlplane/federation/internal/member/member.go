@@ -104,10 +104,10 @@ func (m *Member) State() State {
 // Client returns a client of the member's API server, which stays valid when the address or the credentials change.
 func (m *Member) Client() client.WithWatch { return m.client }
 
-// Leases returns such a client for Leases.
+// Leases returns a client of the member's Leases, which stays valid likewise.
 func (m *Member) Leases() coordinationv1client.CoordinationV1Interface { return m.leases }
 
-// Config returns the configuration of such a client.
+// Config returns the configuration of these clients.
 func (m *Member) Config() *rest.Config { return m.config }
 
 // Set sets the member's entry in the Federation and its credentials, nil for none. The caches stay.

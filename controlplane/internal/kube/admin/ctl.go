@@ -18,8 +18,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// FieldOwner is the field manager of administrators' commands. The controllers have another one, so that neither takes
-// fields from the other.
+// FieldOwner is the field manager of isthmusctl. The controllers use another one, so that a command and a controller do
+// not take over each other's fields.
 const FieldOwner = client.FieldOwner("isthmusctl")
 
 // Settle bounds every wait for the API server to act on a write.

@@ -204,7 +204,7 @@ func (i *Informer[T, K]) Add(obj any) error {
 // Update is Add.
 func (i *Informer[T, K]) Update(obj any) error { return i.Add(obj) }
 
-// Delete forgets an object.
+// Delete removes an object from the cache.
 func (i *Informer[T, K]) Delete(obj any) error {
 	o, err := meta.Accessor(obj)
 	if err != nil {

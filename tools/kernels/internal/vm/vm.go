@@ -1,5 +1,5 @@
-// Package vm boots a kernel in a virtual machine without hardware virtualization. It works on any machine, but is several times
-// slower.
+// Package vm boots a kernel in an emulated virtual machine. Emulation is several times slower than hardware virtualization, but
+// works on any machine.
 package vm
 
 import (

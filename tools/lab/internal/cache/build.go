@@ -17,16 +17,16 @@ import (
 	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
-// kubernetesVersion is what the binaries say they are. It is that of components/kubernetes/go.mod.
+// kubernetesVersion is the version that the binaries report, that of components/kubernetes/go.mod.
 const kubernetesVersion = "v1.36.3"
 
 const kubernetes = "kubernetes"
 
-// component is a Go module of tools/lab/components and how it is built.
+// component is a Go module in tools/lab/components, with the options of its build.
 type component struct {
 	name     string
 	packages []string
-	programs []string // what the build leaves
+	programs []string // the results of the build
 	ldflags  string
 }
 
@@ -97,8 +97,8 @@ func (c Cache) component(ctx context.Context, part component, version string) (s
 	}
 	return c.entry(part.name, key, func(path string) error {
 		c.Report("building %s (%s): minutes the first time", part.name, strings.Join(part.programs, ", "))
-		// -v names each package as it is compiled, which is all the progress there is. Twice as many compilers as CPUs leave no CPU
-		// without work.
+		// -v prints each package as it is compiled, the only available progress. Twice as many compilers as CPUs keep all CPUs
+		// busy.
 		args := append([]string{"build", "-v", "-p", strconv.Itoa(2 * runtime.NumCPU()), "-ldflags", part.ldflags, "-o", path + "/"}, part.packages...)
 		if err := c.goBuild(ctx, module, part.name, args); err != nil {
 			return err
@@ -107,7 +107,8 @@ func (c Cache) component(ctx context.Context, part component, version string) (s
 	})
 }
 
-// gives reports whether a part is to be taken from the folder of releases: Kubernetes always, another one where it is there.
+// gives reports whether a component comes from the folder of prebuilt programs: Kubernetes always, any other if the folder has
+// it.
 func (c Cache) gives(part component) bool {
 	if c.Kubernetes == "" || part.name == kubernetes {
 		return c.Kubernetes != ""
@@ -116,9 +117,9 @@ func (c Cache) gives(part component) bool {
 	return err == nil
 }
 
-// given takes the programs of a part from the folder with a release.
+// given copies the programs of a component from the folder of prebuilt programs.
 func (c Cache) given(ctx context.Context, part component, _ string) (string, error) {
-	var have []string // what tells one release in that folder from another
+	var have []string // identifies the release in that folder
 	for _, program := range part.programs {
 		path := filepath.Join(c.Kubernetes, program)
 		file, err := os.Stat(path)
@@ -142,7 +143,7 @@ func (c Cache) given(ctx context.Context, part component, _ string) (string, err
 					return err
 				}
 			}
-			// A copy is where every machine of a lab sees it, and stays there.
+			// A copy is visible to every machine of a lab, and stays when the folder is removed.
 			content, err := os.ReadFile(filepath.Join(c.Kubernetes, program))
 			if err != nil {
 				return err
@@ -155,7 +156,7 @@ func (c Cache) given(ctx context.Context, part component, _ string) (string, err
 	})
 }
 
-// release refuses a program of another minor version than the one that the lab is written for.
+// release rejects a program whose minor version differs from the lab's.
 func (c Cache) release(ctx context.Context, program string) error {
 	args := []string{"--version"}
 	if program == "kubectl" {
@@ -173,8 +174,7 @@ func (c Cache) release(ctx context.Context, program string) error {
 	return nil
 }
 
-// rename gives a main package in a versioned directory its program's name: go calls etcd's
-// "server".
+// rename gives an executable its program's name. For example, go names etcd's executable "server", after its directory.
 func (part component) rename(dir string) error {
 	if len(part.programs) != 1 {
 		return nil
@@ -205,7 +205,7 @@ func (c Cache) ownPrograms(ctx context.Context, version string) (string, error) 
 	})
 }
 
-// goBuild runs go in a module and says every now and then how far it is.
+// goBuild runs go in a module and reports its progress at intervals.
 func (c Cache) goBuild(ctx context.Context, dir, name string, args []string) error {
 	cmd := compile.Go(ctx, args...)
 	cmd.Dir = dir
@@ -240,7 +240,7 @@ func (c Cache) goBuild(ctx context.Context, dir, name string, args []string) err
 	return nil
 }
 
-// readBuild counts the package names `go build -v` prints and keeps everything else.
+// readBuild counts the package names that `go build -v` prints, and returns all other output.
 func readBuild(out io.Reader, compiled *atomic.Int64) string {
 	var rest strings.Builder
 	for lines := bufio.NewScanner(out); lines.Scan(); {

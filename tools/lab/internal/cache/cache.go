@@ -1,10 +1,8 @@
-// Package cache keeps what every lab on this machine shares: the Kubernetes binaries,
-// built once from the pinned modules in tools/lab/components, the lab's own small programs,
-// and the images nodes start with.
+// Package cache builds and caches the files that all labs on this machine share: Kubernetes binaries from the pinned modules in
+// tools/lab/components, the lab's own small programs, and the images that nodes start with.
 //
-// Each entry is a directory or file whose name ends in a key over all of its inputs, so
-// a current entry is never rebuilt and an outdated one always is. Entries unused for
-// keepUnused are removed when their successor is built.
+// Each entry is a directory or file whose name ends in a hash of all of its inputs. A current entry is therefore never rebuilt,
+// and an outdated one always is. Entries unused for keepUnused are removed when their successor is built.
 package cache
 
 import (
@@ -26,19 +24,19 @@ import (
 
 const keepUnused = 7 * 24 * time.Hour
 
-// Cache is a directory of built things and the module they are built from.
+// Cache is a directory of build results, and the module that they are built from.
 type Cache struct {
 	Dir        string
 	Source     string               // root of the Go module
-	Kubernetes string               // a folder with the programs of a Kubernetes release, and what else is not to be built; empty: all is built
+	Kubernetes string               // a folder with the programs of a Kubernetes release, and perhaps other prebuilt programs; empty: build all
 	Report     func(string, ...any) // one line of progress
 }
 
 // KubernetesVariable names the environment variable with Cache.Kubernetes.
 const KubernetesVariable = "ISTHMUS_LAB_KUBERNETES"
 
-// entry returns the path of an entry, made by build if it is not there. build gets a path
-// that does not exist and fills it; only a complete entry appears under its name.
+// entry returns the path of an entry, and calls build if the entry does not exist. build creates the given path; it is renamed
+// to the entry's path when it is complete.
 func (c Cache) entry(name string, key string, build func(path string) error) (string, error) {
 	path := filepath.Join(c.Dir, name+"-"+key)
 	now := time.Now()
@@ -79,8 +77,7 @@ func (c Cache) prune(name, except string) error {
 	return errors.Join(errs...)
 }
 
-// Lock keeps other programs from building the same things at the same time. The caller
-// calls unlock when done.
+// Lock prevents concurrent builds by other programs, until the caller calls unlock.
 func (c Cache) Lock() (unlock func(), err error) {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return nil, err
@@ -99,7 +96,7 @@ func (c Cache) Lock() (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// Key hashes texts and the content of files; a directory counts with every file below it.
+// Key returns a hash of texts and of the content of files. A directory stands for all files below it.
 func Key(texts []string, files ...string) (string, error) {
 	sum := sha256.New()
 	for _, t := range texts {
@@ -130,8 +127,7 @@ func Key(texts []string, files ...string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil))[:16], nil
 }
 
-// SourceDir finds the module's root: the nearest directory at or above from whose go.mod
-// is ours.
+// SourceDir returns the root of the module of Isthmus: the nearest directory with its go.mod, from the given one upwards.
 func SourceDir(from string) (string, error) {
 	const want = "module github.com/isthmus-net/isthmus\n"
 	for dir := from; ; dir = filepath.Dir(dir) {
@@ -145,7 +141,7 @@ func SourceDir(from string) (string, error) {
 	}
 }
 
-// goVersion is part of every key: a new compiler gives new binaries.
+// goVersion is part of every key, because another compiler builds other binaries.
 func goVersion(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOVERSION").Output()
 	if err != nil {

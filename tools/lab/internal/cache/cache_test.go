@@ -97,8 +97,8 @@ func TestEntryIsBuiltOnceAndWhole(t *testing.T) {
 	}
 }
 
-// TestGivenKubernetes: a release's programs are taken as they are, if they are all there and of the lab's minor version; what
-// else is needed is taken where it is there.
+// With Cache.Kubernetes, the cache uses a release's programs if all of them exist and have the lab's minor version. It uses
+// other programs of the folder that it finds, and builds the rest.
 func TestGivenKubernetes(t *testing.T) {
 	part := components()[0]
 	folder := func(version string, programs ...string) string {
@@ -113,7 +113,7 @@ func TestGivenKubernetes(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		folder string
-		want   string // of the error
+		want   string // part of the error
 	}{
 		"a release":     {folder("v1.36.99", part.programs...), ""},
 		"another minor": {folder("v1.35.3", part.programs...), "want a v1.36.x"},
@@ -170,7 +170,7 @@ func TestReadBuild(t *testing.T) {
 	}
 }
 
-// TestCopyFiles: packages of before and after the /usr merge land in one tree.
+// Packages from before and after the /usr merge are unpacked into one tree.
 func TestCopyFiles(t *testing.T) {
 	var deb bytes.Buffer
 	w := tar.NewWriter(&deb)

@@ -16,17 +16,17 @@ import (
 	"github.com/isthmus-net/isthmus/tools/images/oci"
 )
 
-// hostPackages are what the machines of a lab use from the host's own Debian.
+// hostPackages are the packages of the host's Debian that the machines of a lab use.
 var hostPackages = []string{
 	"containerd", "runc", "containernetworking-plugins", "iproute2", "iptables", "nftables", "conntrack", "bpftool", "curl",
 }
 
-// InstallHostPackages installs what is missing, with apt, and says so.
+// InstallHostPackages installs missing host packages with apt, and reports them.
 func (c Cache) InstallHostPackages(ctx context.Context) error {
 	return debian.Ensure(ctx, reporter(c.Report), hostPackages...)
 }
 
-// reporter makes a writer of lines from a function that reports steps.
+// reporter is an io.Writer that passes lines to a function.
 type reporter func(format string, args ...any)
 
 // Write reports p, one or more whole lines.
@@ -35,8 +35,8 @@ func (r reporter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// skipped are parts of packages that no pod needs: a path that contains one of these
-// is left out. Perl comes with packages that use it in their install scripts only.
+// skipped are parts of paths: files of packages whose path contains one of them are left out, because no pod needs them. Perl
+// is a dependency of packages that use it only in their install scripts.
 var skipped = []string{
 	"/usr/share/doc/", "/usr/share/man/", "/usr/share/info/", "/usr/share/lintian/", "/usr/share/locale/", "/usr/share/zoneinfo/",
 	"/usr/share/bash-completion/", "/usr/share/i18n/", "/usr/share/perl", "/usr/lib/systemd/", "/usr/include/", "/usr/share/gcc/",
@@ -58,7 +58,7 @@ func unpack(ctx context.Context, deb string, layer *oci.Layer) error {
 	}
 	copyErr := copyFiles(tar.NewReader(out), layer)
 	if copyErr != nil {
-		io.Copy(io.Discard, out) //nolint:errcheck // let dpkg-deb end; copyErr counts
+		io.Copy(io.Discard, out) //nolint:errcheck // so that dpkg-deb ends; copyErr is the error that counts
 	}
 	if err := errors.Join(copyErr, cmd.Wait()); err != nil {
 		return fmt.Errorf("unpack %s: %w %s", filepath.Base(deb), err, complaints.String())
@@ -84,7 +84,7 @@ func copyFiles(in *tar.Reader, layer *oci.Layer) error {
 			continue
 		}
 		if h.Typeflag == tar.TypeLink && !layer.Has(h.Linkname) {
-			continue // another name of a file that was skipped
+			continue // a hard link to a skipped file
 		}
 		if err := layer.Entry(h, in); err != nil {
 			return err

@@ -14,11 +14,11 @@ import (
 	"github.com/isthmus-net/isthmus/tools/lab/internal/kube"
 )
 
-// TestImage is the first of the names of the image tests run their pods from. It has a
-// shell, the usual network tools and our echo program.
+// TestImage is the first name of the image of the tests' pods. The image has a shell, the usual network tools and our echo
+// program.
 const TestImage = "isthmus/testbox:dev"
 
-// testImageNames: the upstream MCS conformance suite asks for the latter two.
+// testImageNames are all names of the test image. The upstream MCS conformance suite uses the last two.
 var testImageNames = []string{TestImage, "nicolaka/netshoot:v0.15", "alpine/socat:1.7.4.4"}
 
 // testPackages go into the test image, with everything they depend on.
@@ -27,13 +27,13 @@ var testPackages = []string{
 	"curl", "bind9-dnsutils", "knot-dnsutils", "libc-bin", "netcat-openbsd", "socat", "iperf3",
 }
 
-// testLinks stand in for Debian's alternatives, which package scripts would set up.
+// testLinks replace the links of Debian's alternatives, which package scripts would create.
 var testLinks = map[string]string{
 	"/bin": "usr/bin", "/sbin": "usr/sbin", "/lib": "usr/lib", "/lib64": "usr/lib64",
 	"/usr/bin/nc": "nc.openbsd", "/usr/bin/awk": "gawk", "/usr/bin/sh": "dash",
 }
 
-// SystemImages returns the archives every node needs to run any pod at all.
+// SystemImages returns the archives of the images that every node needs before it can run a pod.
 func (c Cache) SystemImages(programs map[string]string) ([]string, error) {
 	pause, err := c.binaryImage("pause", kube.PauseImage, programs["pause"])
 	if err != nil {

@@ -1,9 +1,8 @@
-// Package fabric is the network the machines of one lab meet on: a bridge in a network
-// namespace of its own, one veth pair a machine, and plain routes to every node's pods.
-// The host's own network namespace is never touched.
+// Package fabric is the network that connects the machines of one lab: a bridge in a network namespace of its own, one veth
+// pair per machine, and plain routes to every node's pods. It does not change the host's own network namespace.
 //
-// Test drivers and kubectl run in, or dial from, the fabric's namespace: from there every
-// API server, node and pod is reachable.
+// Test drivers and kubectl run in the fabric's namespace, or dial from it, because every API server, node and pod is reachable
+// from there.
 package fabric
 
 import (
@@ -26,7 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
 )
 
-// netnsDir is where ip-netns(8) keeps named namespaces.
+// netnsDir is the directory of ip-netns(8) for named namespaces.
 const netnsDir = "/run/netns"
 
 const (
@@ -39,22 +38,22 @@ type Fabric struct {
 	Lab string
 }
 
-// Name is the fabric's network namespace as ip-netns(8) shows it.
+// Name returns the name of the fabric's network namespace in ip-netns(8).
 func (f Fabric) Name() string { return f.NameOf("fabric") }
 
-// NameOf is the network namespace of a machine.
+// NameOf returns the name of a machine's network namespace.
 func (f Fabric) NameOf(machine string) string { return f.prefix() + machine }
 
-// Path is the file of the fabric's network namespace.
+// Path returns the file of the fabric's network namespace.
 func (f Fabric) Path() string { return filepath.Join(netnsDir, f.Name()) }
 
-// PathOf is the file of a machine's network namespace.
+// PathOf returns the file of a machine's network namespace.
 func (f Fabric) PathOf(machine string) string { return filepath.Join(netnsDir, f.NameOf(machine)) }
 
-// prefix ends in a dot, which lab names cannot hold: lab "x" is not a prefix of lab "x-y".
+// prefix ends in a dot, which lab names cannot contain, so that lab "x" does not match the namespaces of lab "x-y".
 func (f Fabric) prefix() string { return "isthmus." + f.Lab + "." }
 
-// Up makes namespaces, links, addresses and routes. What is there already is kept.
+// Up creates namespaces, links, addresses and routes, and keeps existing ones.
 func (f Fabric) Up(ctx context.Context, t topology.Topology) error {
 	if err := addNetns(ctx, f.Name()); err != nil {
 		return err
@@ -78,7 +77,7 @@ func (f Fabric) Up(ctx context.Context, t topology.Topology) error {
 	return hub.routeToPods(t.Nodes(), "")
 }
 
-// Down removes every namespace of the lab and thereby all links.
+// Down removes every namespace of the lab, and with them all links.
 func (f Fabric) Down(ctx context.Context) error {
 	entries, err := os.ReadDir(netnsDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +95,7 @@ func (f Fabric) Down(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// SetLink takes a machine's link to the fabric up or down.
+// SetLink sets a machine's link to the fabric up or down.
 func (f Fabric) SetLink(machine string, up bool) error {
 	hub, err := open(f.Path())
 	if err != nil {
@@ -113,7 +112,7 @@ func (f Fabric) SetLink(machine string, up bool) error {
 	return hub.LinkSetDown(link)
 }
 
-// LinkUp says whether a machine's link to the fabric is up.
+// LinkUp reports whether a machine's link to the fabric is up.
 func (f Fabric) LinkUp(machine string) (bool, error) {
 	hub, err := open(f.Path())
 	if err != nil {
@@ -127,8 +126,8 @@ func (f Fabric) LinkUp(machine string) (bool, error) {
 	return link.Attrs().Flags&net.FlagUp != 0, nil
 }
 
-// DialContext connects from the fabric. A socket belongs to the namespace it was made in,
-// so the connection can be used from anywhere afterwards. Host names are not resolved.
+// DialContext connects from the fabric's namespace. A socket stays in the namespace in which it was created, so the caller can
+// use the connection from any thread. Host names are not resolved.
 func (f Fabric) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if _, err := netip.ParseAddrPort(address); err != nil {
 		return nil, fmt.Errorf("dial from the fabric: %w", err)
@@ -141,7 +140,7 @@ func (f Fabric) DialContext(ctx context.Context, network, address string) (net.C
 	return conn, err
 }
 
-// Do runs fn on a thread that is in the fabric's namespace. Goroutines that fn starts are not.
+// Do runs fn on a thread in the fabric's namespace. Goroutines that fn starts do not run in it.
 func (f Fabric) Do(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -153,11 +152,10 @@ func (f Fabric) Do(fn func() error) error {
 			return
 		}
 		err = fn()
-		// The thread goes back to the others where it came from. Ending it instead, which a locked goroutine
-		// does by returning, would take along every command that was started on it: node commands ask the
-		// kernel to die with their parent, and to the kernel that is the thread.
+		// The thread returns to its original namespace. If the locked goroutine returned instead, the thread would end and
+		// every command started on it would die: node commands use PDEATHSIG, and for the kernel their parent is the thread.
 		if left := leave(); left != nil {
-			err = errors.Join(err, left) // stays locked: no goroutine may inherit the namespace
+			err = errors.Join(err, left) // stays locked, so that no goroutine inherits the namespace
 		} else {
 			runtime.UnlockOSThread()
 		}
@@ -191,7 +189,7 @@ func (f Fabric) enter() (leave func() error, err error) {
 // port is the fabric's end of a machine's veth pair.
 func port(machine string) string { return "p-" + machine }
 
-// connect gives a machine its link, addresses and routes.
+// connect creates a machine's link, addresses and routes.
 func (f Fabric) connect(hub *namespace, m topology.Machine, nodes []topology.Node) error {
 	own, err := open(f.PathOf(m.Name))
 	if err != nil {
@@ -199,7 +197,7 @@ func (f Fabric) connect(hub *namespace, m topology.Machine, nodes []topology.Nod
 	}
 	defer own.close()
 	if _, err := own.LinkByName(uplink); err != nil {
-		// Both ends are born in their namespaces; neither is ever in the host's.
+		// Both ends are created in their namespaces; neither is ever in the host's.
 		veth := &netlink.Veth{
 			LinkAttrs:     netlink.LinkAttrs{Name: port(m.Name)},
 			PeerName:      uplink,
@@ -312,7 +310,7 @@ func (n *namespace) route(dst netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// routeToPods sends the pods of every node but self to that node: the network is flat.
+// routeToPods adds routes to the pods of every other node via that node.
 func (n *namespace) routeToPods(nodes []topology.Node, self string) error {
 	for _, node := range nodes {
 		if node.Name == self {

@@ -13,7 +13,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// Do must give its thread back where it came from: a thread that ends takes along the commands it started.
+// Do returns its thread to the original namespace. If it ended the thread instead, the kernel would kill the commands that the
+// thread started.
 func TestDoReturnsItsThread(t *testing.T) {
 	netlab.Privileged(t)
 	f := fabric.Fabric{Lab: "threads"}

@@ -20,7 +20,7 @@ const (
 	frontProxy    = "front-proxy"
 )
 
-// done is the file that WriteCredentials writes last.
+// done is the last file that WriteCredentials writes.
 const done = ".done"
 
 // KubeletUser is the user of a node's kubelet.

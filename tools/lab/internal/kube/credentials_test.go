@@ -10,8 +10,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
 )
 
-// A KUBECONFIG that lists the kubeconfigs of several clusters reaches each with its own certificate. The conformance suite
-// and people with two clusters use it.
+// A KUBECONFIG that lists the kubeconfigs of several clusters reaches each with its own certificate. The conformance suite and
+// users with two clusters use such a list.
 func TestKubeconfigsMerge(t *testing.T) {
 	clusters, err := topology.Parse("a:1 b:1")
 	if err != nil {

@@ -27,35 +27,34 @@ const (
 	KubeProxy         = "kube-proxy"
 )
 
-// Images the nodes run for the cluster itself.
+// Images of the cluster's own pods.
 const (
 	PauseImage   = "isthmus/lab-pause:dev"
 	CoreDNSImage = "isthmus/lab-coredns:dev"
 )
 
-// Choices of Options. The first of each is the default.
+// Values of Options. The first of each group is the default.
 var (
 	ProxyModes = []string{"nftables", "iptables"}
 	CNIs       = []string{"ptp", "bridge"}
 )
 
-// Options are what may differ between labs, besides the topology.
+// Options are the differences between labs, besides the topology.
 type Options struct {
 	ProxyMode string // of kube-proxy
 	CNI       string // the main plugin
 }
 
-// searchPath: containerd looks for runc and its shim there, kube-proxy for nft.
+// searchPath is the PATH in which containerd finds runc and its shim, and kube-proxy finds nft.
 var environment = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
 
-// nodeless are the controllers a control plane without nodes needs: tokens and default
-// ServiceAccounts, namespace deletion, garbage collection, EndpointSlices, and roles that
-// aggregate others.
+// nodeless are the controllers that a control plane without nodes needs: tokens and default ServiceAccounts, namespace
+// deletion, garbage collection, EndpointSlices, and roles that aggregate others.
 const nodeless = "serviceaccount-controller,serviceaccount-token-controller,root-ca-certificate-publisher-controller," +
 	"namespace-controller,garbage-collector-controller,endpointslice-controller,endpointslice-mirroring-controller," +
 	"clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller"
 
-// Plan knows the cluster, where its binaries are and where its certificates are.
+// Plan defines the components of one cluster, from the paths of its binaries and certificates.
 type Plan struct {
 	Cluster topology.Cluster
 	Options Options
@@ -63,7 +62,7 @@ type Plan struct {
 	PKI     string            // folder of WriteCredentials
 }
 
-// Store is etcd and the API server, which start together.
+// Store returns etcd and the API server, which start together.
 func (p Plan) Store() []supervisor.Component {
 	loopback := netip.MustParseAddr("127.0.0.1")
 	etcd := apiserver.Etcd{
@@ -95,7 +94,7 @@ func (p Plan) Store() []supervisor.Component {
 	return []supervisor.Component{p.component(Etcd, etcd.Flags()...), p.component(APIServer, server.List()...)}
 }
 
-// Controllers are the control plane's clients, which start when the API server answers.
+// Controllers returns the control plane's clients, which start when the API server answers.
 func (p Plan) Controllers() []supervisor.Component {
 	controllers := "*"
 	if len(p.Cluster.Nodes) == 0 {
@@ -130,12 +129,12 @@ func (p Plan) Controllers() []supervisor.Component {
 	return all
 }
 
-// Runtime is what a node needs before its API server answers.
+// Runtime returns the components of a node that start before its API server answers.
 func (p Plan) Runtime(topology.Node) []supervisor.Component {
 	return []supervisor.Component{p.component(Containerd, "--config=/etc/kubernetes/containerd.toml")}
 }
 
-// Agents are the node's clients of the API server.
+// Agents returns the node's clients of the API server.
 func (p Plan) Agents(n topology.Node) []supervisor.Component {
 	return []supervisor.Component{
 		p.component(Kubelet,
@@ -149,7 +148,7 @@ func (p Plan) Agents(n topology.Node) []supervisor.Component {
 	}
 }
 
-// Labels are what a cloud provider would put on the node.
+// Labels returns the labels that a cloud provider would set on the node.
 func Labels(n topology.Node) map[string]string {
 	return map[string]string{
 		"topology.kubernetes.io/region": "lab",
@@ -170,7 +169,7 @@ var files embed.FS
 
 var templates = template.Must(template.New("").Funcs(template.FuncMap{"cidrs": join}).ParseFS(files, "files/*.tmpl"))
 
-// view is what the templates see.
+// view is the input of the templates.
 type view struct {
 	Cluster      topology.Cluster
 	Node         topology.Node
@@ -179,8 +178,7 @@ type view struct {
 	CoreDNSImage string
 }
 
-// NodeFiles returns the configuration of a node by path below /etc. pauseRef is the pause
-// image's name as containerd knows it.
+// NodeFiles returns the configuration files of a node by path below /etc. pauseRef is the pause image's name in containerd.
 func (p Plan) NodeFiles(n topology.Node, pauseRef string) (map[string]string, error) {
 	v := view{Cluster: p.Cluster, Node: n, Options: p.Options, PauseImage: pauseRef}
 	out := map[string]string{}
@@ -200,7 +198,7 @@ func (p Plan) NodeFiles(n topology.Node, pauseRef string) (map[string]string, er
 	return out, nil
 }
 
-// Addons is the manifest of what every cluster with nodes runs: CoreDNS.
+// Addons returns the manifest of the addons of every cluster with nodes: CoreDNS.
 func (p Plan) Addons() (string, error) {
 	return render("coredns.yaml.tmpl", view{Cluster: p.Cluster, Options: p.Options, CoreDNSImage: CoreDNSImage})
 }

@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata")
 
-// TestPlan shows everything a plan says, for one cluster with nodes and one without.
+// TestPlan compares a complete plan with a golden file, for one cluster with nodes and one without.
 func TestPlan(t *testing.T) {
 	top, err := topology.Parse(topology.Default)
 	if err != nil {
@@ -33,7 +33,7 @@ func TestPlan(t *testing.T) {
 	}
 	for _, c := range top {
 		if c.Name == "b" {
-			continue // as a, with one node
+			continue // like cluster a, but with one node
 		}
 		t.Run(c.Name, func(t *testing.T) {
 			p := kube.Plan{Cluster: c, Options: kube.Options{ProxyMode: "nftables", CNI: "ptp"}, Bin: bin, PKI: "/pki"}
@@ -98,7 +98,7 @@ func golden(t *testing.T, name string, have []byte) {
 	}
 }
 
-// TestFilesParse: whatever the options, the files are valid in their own language.
+// With all options, each configuration file is valid TOML, YAML or JSON.
 func TestFilesParse(t *testing.T) {
 	top, err := topology.Parse("a:4")
 	if err != nil {

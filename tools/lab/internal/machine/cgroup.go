@@ -16,25 +16,25 @@ import (
 
 const (
 	cgroupRoot = "/sys/fs/cgroup"
-	// leaf is the child cgroup of a machine that holds its processes on a host with
-	// cgroup v2 alone, where a cgroup that hands out controllers may hold none itself.
+	// leaf is the child cgroup with a machine's processes, on a host with only cgroup v2. There, a cgroup that delegates
+	// controllers must not contain processes.
 	leaf = "init.scope"
-	// killTimeout bounds the wait for a machine's processes to be gone.
+	// killTimeout is the timeout for the end of a machine's processes.
 	killTimeout = 15 * time.Second
 )
 
-// Hierarchy is one cgroup hierarchy as /proc/self/cgroup lists it.
+// Hierarchy is one cgroup hierarchy, as listed in /proc/self/cgroup.
 type Hierarchy struct {
 	V2      bool
 	Options string // mount options of a v1 hierarchy: "cpu,cpuacct" or "none,name=systemd"
 	Dir     string // name of its directory below /sys/fs/cgroup
-	Path    string // where the asking process is in it
+	Path    string // cgroup of the calling process
 }
 
 // ErrNoCgroup2 is returned on a host without a cgroup v2 mount; BPF hooks need one.
 var ErrNoCgroup2 = errors.New("no cgroup2 mount at /sys/fs/cgroup or /sys/fs/cgroup/unified: mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
 
-// OnlyV2 says whether the host (or machine) has cgroup v2 and nothing else.
+// OnlyV2 reports whether the host (or machine) has only cgroup v2.
 func OnlyV2() bool {
 	var st unix.Statfs_t
 	return unix.Statfs(cgroupRoot, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
@@ -67,15 +67,16 @@ func Hierarchies(file string) ([]Hierarchy, error) {
 	return all, lines.Err()
 }
 
-// cgroupDirs names the machine's directory in every mounted hierarchy: a child of the
-// caller's own cgroup, so limits that hold for the caller hold for the lab. It creates nothing.
+// cgroupDirs returns the machine's directory in every mounted hierarchy: a child of the caller's own cgroup, so that the
+// caller's limits apply to the lab. It creates nothing.
 func cgroupDirs(group string) ([]string, error) {
 	all, err := Hierarchies("/proc/self/cgroup")
 	if err != nil {
 		return nil, err
 	}
 	if OnlyV2() {
-		// At the top: the caller's own cgroup holds the caller and may have no children with controllers.
+		// At the root of the hierarchy, because the caller's own cgroup contains the caller and cannot have children with
+		// controllers.
 		return []string{filepath.Join(cgroupRoot, group)}, nil
 	}
 	var dirs []string
@@ -133,9 +134,8 @@ func Join(dirs []string) error {
 	return nil
 }
 
-// DelegateV2 prepares the root of a machine on a host with cgroup v2 alone: the calling
-// process moves to a leaf, and every controller is handed to the children. It runs inside
-// the machine.
+// DelegateV2 prepares the root cgroup of a machine on a host with only cgroup v2. It moves the calling process to a leaf and
+// delegates every controller to the children. Call it inside the machine.
 func DelegateV2(ctx context.Context) error {
 	inner := filepath.Join(cgroupRoot, leaf)
 	if err := os.MkdirAll(inner, 0o755); err != nil {
@@ -149,7 +149,7 @@ func DelegateV2(ctx context.Context) error {
 		return err
 	}
 	for c := range strings.FieldsSeq(string(raw)) {
-		// Busy until the process that spawned us has left.
+		// EBUSY until the process that spawned this one has ended.
 		var err error
 		if !poll(ctx, 5*time.Second, func() bool {
 			err = os.WriteFile(filepath.Join(cgroupRoot, "cgroup.subtree_control"), []byte("+"+c), 0o644)
@@ -161,7 +161,7 @@ func DelegateV2(ctx context.Context) error {
 	return nil
 }
 
-// removeCgroups kills whatever runs below the given directories, then removes them.
+// removeCgroups kills all processes below the given directories, and removes the directories.
 func removeCgroups(ctx context.Context, dirs []string) error {
 	for _, dir := range dirs {
 		err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0o644)

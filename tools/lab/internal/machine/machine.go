@@ -1,10 +1,8 @@
-// Package machine makes one machine of the lab: a set of Linux namespaces (mount, uts,
-// ipc, pid, cgroup, net) with a cgroup of its own in every hierarchy, held open by one
-// process, the program tools/lab/nodeinit, which is PID 1 in there.
+// Package machine creates one machine of the lab: a set of Linux namespaces (mount, uts, ipc, pid, cgroup, net) and a cgroup in
+// every hierarchy. One process, the program tools/lab/nodeinit, keeps them alive; it is PID 1 of the machine.
 //
-// In: a Spec and a directory that belongs to the machine. Out: a running machine whose
-// components are started through Components. Kill ends every process of it, however it
-// came there, and removes its cgroups; the directory is the caller's.
+// In: a Spec and a directory that belongs to the machine. Out: a running machine whose components are started through
+// Components. Kill ends every process in the machine and removes its cgroups, but not the directory.
 package machine
 
 import (
@@ -24,32 +22,31 @@ import (
 	"github.com/isthmus-net/isthmus/tools/lab/internal/supervisor"
 )
 
-// startTimeout bounds the making of namespaces and mounts, on a busy machine too.
+// startTimeout is the timeout for the creation of namespaces and mounts on a busy host.
 const startTimeout = 30 * time.Second
 
-// Spec is what a machine is made of. It is kept in the machine's directory, where
-// nodeinit reads it.
+// Spec is the configuration of a machine. Start writes it to the machine's directory, where nodeinit reads it.
 type Spec struct {
 	Name    string     // host name
 	Group   string     // name of its cgroup, unique on the host
-	Netns   string     // path of its network namespace, which exists
+	Netns   string     // path of its network namespace, which must exist
 	DNS     netip.Addr // written to its /etc/resolv.conf
-	Cgroups []string   // its cgroup directories on the host, one a hierarchy; filled by Start
+	Cgroups []string   // its cgroup directories on the host, one per hierarchy; set by Start
 }
 
-// Machine is a handle on a directory that may or may not hold a running machine.
+// Machine is a handle on the directory of a machine, running or not.
 type Machine struct {
 	Dir  string
 	Init string // the nodeinit executable
 }
 
-// Files of a machine's directory.
+// Names of the files in a machine's directory.
 const (
 	specFile   = "machine.json"
 	socketFile = "control.sock"
 )
 
-// Load reads the Spec that Start left in dir.
+// Load reads the Spec that Start wrote to dir.
 func Load(dir string) (Spec, error) {
 	var s Spec
 	raw, err := os.ReadFile(filepath.Join(dir, specFile))
@@ -62,27 +59,27 @@ func Load(dir string) (Spec, error) {
 	return s, nil
 }
 
-// Socket is where the supervisor of the machine in dir listens.
+// Socket returns the path of the socket of the supervisor of the machine in dir.
 func Socket(dir string) string { return filepath.Join(dir, socketFile) }
 
-// Components starts and stops programs on the running machine.
+// Components returns a client that starts and stops programs on the running machine.
 func (m Machine) Components() supervisor.Client {
 	return supervisor.Client{Socket: Socket(m.Dir)}
 }
 
-// LogFile is where a component of that name writes.
+// LogFile returns the path of a component's log.
 func (m Machine) LogFile(component string) string {
 	return filepath.Join(m.Dir, "log", component+".log")
 }
 
-// Running says whether the machine's first process answers.
+// Running reports whether the machine's first process answers.
 func (m Machine) Running() bool {
 	_, err := m.Components().List()
 	return err == nil
 }
 
-// Start makes the machine and returns when its first process answers. Leftovers of an
-// earlier one in the same directory are cleared first. A running machine is left alone.
+// Start creates the machine and returns when its first process answers. It first removes the remains of an earlier machine in
+// the same directory. It does nothing if the machine runs.
 func (m Machine) Start(ctx context.Context, spec Spec) error {
 	if m.Running() {
 		return nil
@@ -109,7 +106,7 @@ func (m Machine) Start(ctx context.Context, spec Spec) error {
 		return err
 	}
 	defer logFile.Close()
-	// "spawn" leaves as soon as PID 1 of the machine is born; it inherits the log.
+	// "spawn" exits as soon as the machine's PID 1 exists, which inherits the log.
 	cmd := exec.CommandContext(ctx, m.Init, "spawn", m.Dir)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -130,19 +127,19 @@ func (m Machine) lastWords() string {
 	return string(raw)
 }
 
-// Command returns a command that will run on the machine: in all its namespaces and in
-// its cgroups, with the machine's file system. It dies with the caller.
+// Command returns a command that runs on the machine: in all its namespaces and cgroups, with its file system. The command dies
+// with the caller.
 func (m Machine) Command(ctx context.Context, argv ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, m.Init, slices.Concat([]string{"enter", m.Dir}, argv)...)
 }
 
-// Visit is Command without the machine's cgroups: hooks attached there do not see it.
+// Visit is Command without the machine's cgroups, so that BPF hooks attached to them do not run for the command.
 func (m Machine) Visit(ctx context.Context, argv ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, m.Init, slices.Concat([]string{"visit", m.Dir}, argv)...)
 }
 
-// Kill ends every process of the machine and removes its cgroups, those recorded by
-// Start and those of the given name below the caller's own. What is gone already is fine.
+// Kill ends every process of the machine and removes its cgroups: those recorded by Start, and those of the given name below
+// the caller's own. It succeeds if they no longer exist.
 func (m Machine) Kill(ctx context.Context, group string) error {
 	dirs, err := cgroupDirs(group)
 	if err != nil {
@@ -164,7 +161,7 @@ func (m Machine) Kill(ctx context.Context, group string) error {
 	return nil
 }
 
-// poll asks cond every 10 ms until it holds (true), or the time or ctx is over (false).
+// poll calls cond every 10 ms. It returns true when cond does, and false when the time or ctx has ended.
 func poll(ctx context.Context, timeout time.Duration, cond func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -180,5 +177,5 @@ func poll(ctx context.Context, timeout time.Duration, cond func() bool) bool {
 	return true
 }
 
-// Etc holds the machine's own files in /etc. Files are put there before Start.
+// Etc returns the directory with the machine's own files in /etc. Write files there before Start.
 func (m Machine) Etc() string { return filepath.Join(m.Dir, "etc") }

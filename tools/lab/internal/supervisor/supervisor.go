@@ -1,10 +1,9 @@
-// Package supervisor is the conversation between the lab and the first process of a
-// machine: start, stop and list the components that run there.
+// Package supervisor is the protocol between the lab and the first process of a machine, to start, stop and list the machine's
+// components.
 //
-// The server side (Supervisor) runs as PID 1 of the machine, so it also reaps every
-// orphan. The client side (Client) talks to it over a unix socket, one JSON request and
-// one JSON reply a connection. When the server dies, its PID namespace and with it every
-// component dies.
+// The server side (Supervisor) runs as PID 1 of the machine, so it also reaps every orphan. The client side (Client) sends it
+// one JSON request per connection over a unix socket, and receives one JSON reply. When the server dies, so do its PID
+// namespace and every component.
 package supervisor
 
 import (
@@ -22,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopGrace is how long a component may take to leave after SIGTERM before it gets SIGKILL.
+// stopGrace is the time between SIGTERM and SIGKILL.
 const stopGrace = 10 * time.Second
 
 // Component is one long-running program of a machine.
@@ -33,12 +32,12 @@ type Component struct {
 	Log  string   // file that receives stdout and stderr, appended
 }
 
-// State is what became of a component that was started at least once.
+// State is the state of a component that was started at least once.
 type State struct {
 	Name  string `json:"name"`
 	Alive bool   `json:"alive"`
-	PID   int    `json:"pid,omitempty"`  // inside the machine
-	Exit  string `json:"exit,omitempty"` // how it ended, when it is not alive
+	PID   int    `json:"pid,omitempty"`  // in the machine's PID namespace
+	Exit  string `json:"exit,omitempty"` // its exit status, if it is not alive
 }
 
 type request struct {
@@ -46,7 +45,7 @@ type request struct {
 	Stop  string     `json:",omitempty"`
 }
 
-// reply answers every request with the states after it.
+// reply is the response to every request: the states after it.
 type reply struct {
 	States []State
 	Err    string `json:",omitempty"`
@@ -54,15 +53,14 @@ type reply struct {
 
 // Supervisor starts and reaps processes. It must be the only caller of wait in its process.
 type Supervisor struct {
-	// mu also covers fork-and-register, so that a child that exits at once is known
-	// when it is reaped.
+	// mu is also held from fork to registration, so that a child that exits at once is registered when it is reaped.
 	mu         sync.Mutex
 	components map[string]*running
 }
 
 type running struct {
 	State
-	done chan struct{} // closed when the process was reaped
+	done chan struct{} // closed when the process is reaped
 }
 
 // New returns a Supervisor without components.
@@ -82,7 +80,7 @@ func (s *Supervisor) Serve(l net.Listener) error {
 	}
 }
 
-// Reap collects every dead child of this process, for ever.
+// Reap reaps every dead child of this process. It does not return.
 func (s *Supervisor) Reap() {
 	sigs := make(chan os.Signal, 1)
 	signal.Notify(sigs, unix.SIGCHLD)
@@ -124,7 +122,7 @@ func (s *Supervisor) answer(conn net.Conn) {
 	defer conn.Close()
 	var req request
 	if err := json.NewDecoder(conn).Decode(&req); err != nil {
-		return // the peer sees the closed connection
+		return // the client notices the closed connection
 	}
 	var err error
 	switch {
@@ -137,7 +135,7 @@ func (s *Supervisor) answer(conn net.Conn) {
 	if err != nil {
 		out.Err = err.Error()
 	}
-	json.NewEncoder(conn).Encode(out) //nolint:errcheck // a peer that left does not want the answer
+	json.NewEncoder(conn).Encode(out) //nolint:errcheck // a client that disconnected needs no reply
 }
 
 // start does nothing when the component is alive.
@@ -225,7 +223,7 @@ func (c Client) Start(component Component) error {
 	return err
 }
 
-// Stop ends the component and returns when it is gone. Stopping what does not run succeeds.
+// Stop ends the component and waits until it has ended. It succeeds if the component does not run.
 func (c Client) Stop(name string) error {
 	_, err := c.call(request{Stop: name})
 	return err
@@ -236,8 +234,8 @@ func (c Client) List() ([]State, error) {
 	return c.call(request{})
 }
 
-// PID is the supervisor's process ID as seen by the caller. The kernel remembers who
-// listens on a unix socket, so the answer is never a stale file's.
+// PID returns the supervisor's process ID in the caller's PID namespace. The kernel reports it for the listening socket, so it
+// is never that of an earlier process.
 func (c Client) PID() (int, error) {
 	conn, err := net.Dial("unix", c.Socket) //nolint:noctx // a local socket: it answers or refuses at once
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/lab/internal/supervisor"
 )
 
-// only is the supervisor of this process. There can be one a process: it reaps every child.
+// only is the supervisor of this process. A process can have only one, because it reaps every child.
 var only = sync.OnceValue(func() *supervisor.Supervisor {
 	s := supervisor.New()
 	go s.Reap()
@@ -81,7 +81,7 @@ func TestSupervisor(t *testing.T) {
 
 	before, err := client.List()
 	must(err)
-	must(client.Start(sleeper)) // alive: nothing happens
+	must(client.Start(sleeper)) // no effect: it is alive
 	after, err := client.List()
 	must(err)
 	if diff := cmp.Diff(before, after); diff != "" {
