@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"net/netip"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,8 +46,9 @@ type deviceFollower interface {
 
 // Agent serves the VIPs of one node. Its methods may be called from any goroutine.
 type Agent struct {
-	log    *slog.Logger
-	report func(map[clusterset.ClusterID]evidence.State)
+	log     *slog.Logger
+	report  func(map[clusterset.ClusterID]evidence.State)
+	refused func() // may be nil
 
 	// The datapath, by what each part of the agent needs of it.
 	maps      mapWriter
@@ -66,6 +70,8 @@ type Agent struct {
 	planner        *lb.Planner
 	plannerInvalid bool // the planner does not know what the maps hold: read them first
 	input          lb.Input
+	own            []lb.Own                              // the cluster's own addresses
+	served         map[netip.Addr]clusterset.ServiceName // VIPs of the last agent, while no range is known
 
 	mu     sync.Mutex
 	closed bool
@@ -96,13 +102,15 @@ func newAgent(ctx context.Context, cfg Config, k kernel, log *slog.Logger) (*Age
 		return nil, fmt.Errorf("read dataplane: %w", err)
 	}
 	a := &Agent{
-		log: log, report: cfg.Report,
+		log: log, report: cfg.Report, refused: cfg.Refused,
 		maps: k, auditor: k, sockets: k, devices: k, programs: k, node: k, frontends: k, counters: k, datapath: k,
 		events:        eventHub{source: k},
 		checkInterval: cmp.Or(cfg.CheckInterval, DefaultCheckInterval),
 		staleSockets:  signal.New(), unusedMemory: signal.New(), planner: lb.NewPlanner(have),
 	}
 	a.staleSockets.Notify() // backends may have been removed while no agent ran
+	a.input.Ranges = slices.SortedFunc(maps.Keys(have.Ranges), netip.Prefix.Compare)
+	a.served = have.VIPs()
 	a.setTopology(cfg.Topology)
 	a.input.Limits = k.Limits()
 	a.status.Frontends, a.status.Backends = len(have.Frontends), len(have.Backends)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -42,9 +43,22 @@ func snapshot(n int, backends ...string) *cs.Snapshot {
 	return snap
 }
 
+// ranges are those of the VIPs in the tests.
+var ranges = []netip.Prefix{netip.MustParsePrefix("243.0.0.0/8"), netip.MustParsePrefix("fd00:243::/48")}
+
+// withRanges returns maps without Services, as an agent with these ranges leaves them.
+func withRanges() lb.State {
+	s := lb.NewState()
+	for _, r := range ranges {
+		s.Ranges[r] = true
+	}
+	return s
+}
+
+// mustNew returns an agent that knows the ranges from the maps, or from its configuration if the maps have none.
 func mustNew(t *testing.T, dp kernel) *Agent {
 	t.Helper()
-	a, err := newAgent(t.Context(), Config{}, dp, discard)
+	a, err := newAgent(t.Context(), Config{Topology: Topology{Ranges: ranges}}, dp, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +169,7 @@ func TestStatus(t *testing.T) {
 	if err := s.Ready(); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
-	if s.Frontends != 2 || s.Backends != 1 || s.Writes != 7 || s.LastSync.IsZero() || s.LastError != nil {
+	if s.Frontends != 2 || s.Backends != 1 || s.Writes != 9 || s.LastSync.IsZero() || s.LastError != nil {
 		t.Errorf("unexpected status %+v", s)
 	}
 	if len(s.Problems) != 1 || s.Problems[0].Reason != lb.UnsupportedProtocol {
@@ -238,7 +252,7 @@ func TestRunDrains(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
 	f.Evidence = map[cs.ClusterID]datapath.Evidence{"a": {}, "b": {SilentAt: datapath.SinceBoot()}}
 	reports := make(chan map[cs.ClusterID]evidence.State, 10)
-	a, err := newAgent(t.Context(), Config{Report: func(s map[cs.ClusterID]evidence.State) { reports <- s }}, f, discard)
+	a, err := newAgent(t.Context(), Config{Topology: Topology{Ranges: ranges}, Report: func(s map[cs.ClusterID]evidence.State) { reports <- s }}, f, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +278,7 @@ func TestRunDrains(t *testing.T) {
 		t.Error(diff)
 	}
 	want := "FE 243.0.0.1:80/UDP id=1 service=demo/s0 backends=[10.1.0.1:53]\n" +
-		"BE id=1 10.1.0.1:53/UDP cluster=a\nBE id=2 10.2.0.1:53/UDP cluster=b draining\n"
+		"BE id=1 10.1.0.1:53/UDP cluster=a\nBE id=2 10.2.0.1:53/UDP cluster=b draining\nRANGE 243.0.0.0/8\nRANGE fd00:243::/48\n"
 	if diff := cmp.Diff(want, text(t, f)); diff != "" {
 		t.Error(diff)
 	}
@@ -325,4 +339,66 @@ func TestRunClosesStaleSockets(t *testing.T) {
 	if n := f.CloseStaleCalls.Load(); n != 2 {
 		t.Errorf("asked %d times, want 2", n)
 	}
+}
+
+// The ranges are in the maps too. An agent that cannot read them from anywhere else keeps them.
+func TestRangesOutliveTheAgent(t *testing.T) {
+	f := datapath.NewFake(lb.NewState())
+	mustSync(t, mustNew(t, f), snapshot(2, "10.1.0.1:8080"))
+	a, err := newAgent(t.Context(), Config{}, f, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.SetTopology(t.Context(), Topology{Node: lb.Node{Cluster: "a"}}); err != nil {
+		t.Fatal(err)
+	}
+	more := snapshot(4, "10.1.0.1:8080")
+	more.Services[3].IPs[0] = netip.MustParseAddr("203.0.113.1")
+	mustSync(t, a, more)
+	s := a.Status()
+	if s.Frontends != 3 || len(s.Problems) != 1 || s.Problems[0].Reason != lb.VIPOutsideRanges || s.Problems[0].Service.Name != "s3" {
+		t.Errorf("%d frontends, problems %v, want 3 and one of demo/s3", s.Frontends, s.Problems)
+	}
+}
+
+// While no range is known, not even from the maps, the agent serves what it served before and no other VIP.
+func TestWithoutRanges(t *testing.T) {
+	f := datapath.NewFake(lb.NewState())
+	mustSync(t, mustNew(t, f), snapshot(2, "10.1.0.1:8080"))
+	state, err := f.Load(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(state.Ranges)
+	f = datapath.NewFake(state)
+	asked := 0
+	a, err := newAgent(t.Context(), Config{Refused: func() { asked++ }}, f, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := func(snap *cs.Snapshot, frontends int, refused ...string) {
+		t.Helper()
+		mustSync(t, a, snap)
+		var names []string
+		for _, p := range a.Status().Problems {
+			names = append(names, p.Service.Name)
+		}
+		if n := a.Status().Frontends; n != frontends || !slices.Equal(names, refused) {
+			t.Errorf("%d frontends and problems of %v, want %d and %v", n, names, frontends, refused)
+		}
+	}
+	other := snapshot(3, "10.1.0.1:8080")
+	other.Services[0].IPs, other.Services[1].IPs = other.Services[1].IPs, other.Services[0].IPs // each claims the other's
+	step(snapshot(2, "10.1.0.1:8080"), 2)
+	step(snapshot(3, "10.1.0.1:8080", "10.1.0.2:8080"), 2, "s2")
+	step(other, 0, "s0", "s1", "s2")
+	step(snapshot(3, "10.1.0.1:8080"), 2, "s2")
+	if asked != 2 {
+		t.Errorf("asked %d times for the ranges, want 2: when s2, and when s0 and s1 began to be refused", asked)
+	}
+	if err := a.SetTopology(t.Context(), Topology{Ranges: ranges}); err != nil {
+		t.Fatal(err)
+	}
+	step(snapshot(3, "10.1.0.1:8080"), 3)
+	step(other, 3)
 }

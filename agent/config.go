@@ -37,20 +37,26 @@ type Config struct {
 	// Report, if not nil, is called with what this node knows of each member's packets, once at the start and after each
 	// change. It is called from a goroutine of Run and must not block. It owns the map.
 	Report func(map[clusterset.ClusterID]evidence.State)
+	// Refused, if not nil, is called when a VIP begins to be refused because of the ranges: they may have grown. It must not
+	// block.
+	Refused func()
 }
 
-// Topology is the node's place in the ClusterSet. Unknown fields are empty: then no endpoint is near, and no address is
-// refused for lack of a frontend.
+// Topology is the node's place in the ClusterSet. Unknown fields are empty: then no endpoint is near.
 type Topology struct {
 	Node lb.Node
 	// ZonesSpanClusters says that a zone's name means the same zone in all members.
 	ZonesSpanClusters bool
-	// Ranges are the CIDRs of all ClusterSetIPs.
+	// Ranges are the CIDRs of all ClusterSetIPs. VIPs are served inside of them only, and their other addresses are refused.
+	// Without any, the last known ones stay in force, which the kernel keeps; if there were none, the agent serves no VIP that
+	// it does not serve already.
 	Ranges []netip.Prefix
+	// Own are the addresses that the cluster itself uses. No VIP is served there.
+	Own []lb.Own
 }
 
 func (t Topology) equal(o Topology) bool {
-	return t.Node == o.Node && t.ZonesSpanClusters == o.ZonesSpanClusters && slices.Equal(t.Ranges, o.Ranges)
+	return t.Node == o.Node && t.ZonesSpanClusters == o.ZonesSpanClusters && slices.Equal(t.Ranges, o.Ranges) && slices.Equal(t.Own, o.Own)
 }
 
 // Validate reports all faults of c at once, or nil.

@@ -32,12 +32,13 @@ var update = flag.Bool("update", false, "rewrite the maps in testdata/*.txtar wi
 //	apply FILE...    create the objects of these files
 //	delete FILE...   delete them
 //	replace OLD NEW  replace the objects of one file by those of another, in one step
-//	topology CLUSTER NODE ZONE [spans] [RANGE...]
-//	                 set the node's topology; with "spans", zones span clusters
+//	topology CLUSTER NODE ZONE [spans] [RANGE...] [own=RANGE...]
+//	                 set the node's topology; with "spans", zones span clusters; "own" are the cluster's own addresses
 //	drain CLUSTER... drain these members, and no others
 //	restart          start a new agent on the same maps
 //	writes N         assert the number of map writes of the last command
 //	maps FILE        assert the content of the maps
+//	problems FILE    assert the Problems
 //	any-order        assert that every order of arrival of the objects leads to the same content, except for numbers
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
@@ -50,7 +51,7 @@ func TestGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := &script{T: t, archive: a, fake: datapath.NewFake(lb.NewState())}
+			s := &script{T: t, archive: a, fake: datapath.NewFake(withRanges())}
 			s.agent = mustNew(t, s.fake)
 			for i, line := range strings.Split(string(a.Comment), "\n") {
 				if f := strings.Fields(line); len(f) > 0 && !strings.HasPrefix(f[0], "#") {
@@ -96,6 +97,10 @@ func (s *script) run(where, command string, args []string) {
 				s.topology.ZonesSpanClusters = true
 				continue
 			}
+			if own, is := strings.CutPrefix(a, "own="); is {
+				s.topology.Own = append(s.topology.Own, lb.Own{Prefix: netip.MustParsePrefix(own), Use: "Services"})
+				continue
+			}
 			s.topology.Ranges = append(s.topology.Ranges, netip.MustParsePrefix(a))
 		}
 		s.before = s.fake.Writes()
@@ -119,7 +124,13 @@ func (s *script) run(where, command string, args []string) {
 			s.Errorf("%s: %d writes, want %s", where, have, args[0])
 		}
 	case "maps":
-		s.compare(where, args[0])
+		s.compare(where, args[0], text(s.T, s.fake))
+	case "problems":
+		var lines strings.Builder
+		for _, p := range s.agent.Status().Problems {
+			fmt.Fprintln(&lines, p)
+		}
+		s.compare(where, args[0], lines.String())
 	case "any-order":
 		s.anyOrder(where)
 	default:
@@ -143,19 +154,18 @@ func (s *script) sync() {
 	mustSync(s.T, s.agent, s.snapshot(s.applied))
 }
 
-func (s *script) compare(where, name string) {
+func (s *script) compare(where, name, have string) {
 	s.Helper()
 	i := slices.IndexFunc(s.archive.Files, func(f txtar.File) bool { return f.Name == name })
 	if i < 0 {
 		s.Fatalf("%s: file %s does not exist", where, name)
 	}
-	have := text(s.T, s.fake)
 	if *update {
 		s.archive.Files[i].Data = []byte(have)
 		return
 	}
 	if diff := cmp.Diff(string(s.archive.Files[i].Data), have); diff != "" {
-		s.Errorf("%s: maps (-want +got):\n%s", where, diff)
+		s.Errorf("%s: %s (-want +got):\n%s", where, name, diff)
 	}
 }
 
@@ -163,7 +173,7 @@ func (s *script) anyOrder(where string) {
 	s.Helper()
 	want := withoutIDs(text(s.T, s.fake))
 	for order := range permutations(s.applied) {
-		f := datapath.NewFake(lb.NewState())
+		f := datapath.NewFake(withRanges())
 		a := s.newAgent(f)
 		for i := range order {
 			mustSync(s.T, a, s.snapshot(order[:i+1]))

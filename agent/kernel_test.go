@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/bpf/lb"
 	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -53,7 +54,7 @@ func report(err error) int {
 
 // runAgent serves one Service until it is killed. It prints "ready" once it serves.
 func runAgent(args []string) error {
-	a, err := New(context.Background(), Config{CgroupRoot: args[0], BPFFS: args[1]}, discard)
+	a, err := New(context.Background(), Config{CgroupRoot: args[0], BPFFS: args[1], Topology: Topology{Ranges: ranges}}, discard)
 	if err != nil {
 		return err
 	}
@@ -80,7 +81,7 @@ func echoServer(t *testing.T) string {
 
 func testConfig(t *testing.T) Config {
 	t.Helper()
-	return Config{CgroupRoot: netlab.NewTestCgroup(t).Path, BPFFS: netlab.BPFFS(t)}
+	return Config{CgroupRoot: netlab.NewTestCgroup(t).Path, BPFFS: netlab.BPFFS(t), Topology: Topology{Ranges: ranges}}
 }
 
 // dialer connects to the VIP in a loop until it is stopped, and counts the connections.
@@ -176,6 +177,49 @@ func TestRestartUnderTraffic(t *testing.T) {
 	}
 }
 
+// A ServiceImport that names the address of the API server, without endpoints, would refuse every connection to it. The kernel
+// never gets such a frontend, and other Services are served.
+func TestImportCannotTakeTheAPIServer(t *testing.T) {
+	apiServer, err := netip.ParseAddrPort(echoServer(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	snap := snapshot(2, echoServer(t))
+	evil := &snap.Services[1]
+	evil.IPs, evil.Ports[0].Port, evil.Slices = []netip.Addr{apiServer.Addr()}, apiServer.Port(), nil
+	for name, topology := range map[string]Topology{
+		"outside of the ranges":   {Ranges: ranges},
+		"inside, and the cluster": {Ranges: append(slices.Clone(ranges), netip.MustParsePrefix("127.0.0.0/8")), Own: []lb.Own{{Prefix: netip.MustParsePrefix("127.0.0.1/32"), Use: "Services"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := testConfig(t)
+			cfg.Topology = topology
+			a, err := New(t.Context(), cfg, discard)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustSync(t, a, snap)
+			for _, at := range []string{apiServer.String(), "243.0.0.1:80"} {
+				c, err := new(net.Dialer).DialContext(t.Context(), "tcp", at)
+				if err != nil {
+					t.Errorf("connect to %s: %v", at, err)
+					continue
+				}
+				if answer, err := io.ReadAll(c); string(answer) != "!" {
+					t.Errorf("%s answers %q, %v", at, answer, err)
+				}
+				_ = c.Close()
+			}
+			if s := a.Status(); len(s.Problems) != 1 || s.Problems[0].Service != evil.Service || !s.Problems[0].Reason.RefusesVIP() {
+				t.Errorf("problems %v, want one of %s", s.Problems, evil.Service)
+			}
+			if err := errors.Join(a.Status().Ready(), a.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // Traffic goes on while a killed agent stays down, and the next agent writes nothing.
 func TestKilledAgentLosesNothing(t *testing.T) {
 	cfg, backend := testConfig(t), echoServer(t)
@@ -263,7 +307,7 @@ func runLimited(args []string) error {
 	if err := onlyHas(1<<unix.CAP_BPF | 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_PERFMON); err != nil {
 		return err
 	}
-	ctx, cfg := context.Background(), Config{CgroupRoot: args[0], BPFFS: args[1]}
+	ctx, cfg := context.Background(), Config{CgroupRoot: args[0], BPFFS: args[1], Topology: Topology{Ranges: ranges}}
 	for i, backends := range [][]string{{"10.1.0.1:8080"}, {"10.1.0.1:8080"}, nil} {
 		a, err := New(ctx, cfg, slog.New(slog.DiscardHandler))
 		if err != nil {
@@ -276,7 +320,7 @@ func runLimited(args []string) error {
 		if err := errors.Join(s.Ready(), a.Close()); err != nil {
 			return fmt.Errorf("status %d: %w", i, err)
 		}
-		if want := []uint64{8, 0, 6}[i]; s.Writes != want {
+		if want := []uint64{10, 0, 6}[i]; s.Writes != want {
 			return fmt.Errorf("start %d: %d writes, want %d", i, s.Writes, want)
 		}
 		if s.Refusals == nil {
@@ -319,7 +363,7 @@ func onlyHas(want uint64) error {
 // 10,000 Services of 10 backends: the first snapshot, and the same snapshot again.
 func BenchmarkSync(b *testing.B) {
 	fs := netlab.BPFFS(b)
-	cfg := Config{CgroupRoot: netlab.NewTestCgroup(b).Path, BPFFS: fs}
+	cfg := Config{CgroupRoot: netlab.NewTestCgroup(b).Path, BPFFS: fs, Topology: Topology{Ranges: ranges}}
 	full, empty := large(10000), &cs.Snapshot{}
 	a, err := New(b.Context(), cfg, discard)
 	if err != nil {

@@ -31,21 +31,34 @@ func (a *Agent) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 // topology costs nothing.
 func (a *Agent) SetTopology(ctx context.Context, t Topology) error {
 	a.syncing.Lock()
-	same := a.topology().equal(t)
+	same := a.topology().equal(a.withRanges(t))
 	a.syncing.Unlock()
 	if same {
 		return nil
 	}
-	a.log.Info("topology changed", "cluster", t.Node.Cluster, "zone", t.Node.Zone, "ranges", t.Ranges)
+	a.log.Info("topology changed", "cluster", t.Node.Cluster, "zone", t.Node.Zone, "ranges", t.Ranges, "own", len(t.Own))
 	return a.update(ctx, func() { a.setTopology(t) })
 }
 
 func (a *Agent) topology() Topology {
-	return Topology{a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges}
+	return Topology{a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges, a.own}
+}
+
+// withRanges returns t with the last known ranges if it has none: a source that cannot be read clears nothing.
+func (a *Agent) withRanges(t Topology) Topology {
+	if len(t.Ranges) == 0 {
+		t.Ranges = a.input.Ranges
+	}
+	return t
 }
 
 func (a *Agent) setTopology(t Topology) {
-	a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges = t.Node, t.ZonesSpanClusters, slices.Clone(t.Ranges)
+	t = a.withRanges(t)
+	a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges, a.own = t.Node, t.ZonesSpanClusters, slices.Clone(t.Ranges), slices.Clone(t.Own)
+	if len(t.Ranges) > 0 {
+		a.served = nil
+	}
+	a.input.VIPs = lb.NewVIPs(a.input.Ranges, a.own, a.served)
 }
 
 // drain drains exactly these members.
@@ -113,16 +126,31 @@ func (a *Agent) record(problems []lb.Problem, err error) {
 		a.status.LastError = err
 		return
 	}
-	for _, p := range problems {
-		if !slices.Contains(a.status.Problems, p) {
-			a.log.Warn("service not fully programmed", "namespace", p.Service.Namespace, "service", p.Service.Name,
-				"reason", p.Reason, "problem", p.Message)
-		}
-	}
+	a.noteProblems(problems)
 	if a.status.LastSync.IsZero() {
 		a.unusedMemory.Notify() // the first snapshot leaves more garbage behind than any plan
 	}
 	a.status.Frontends, a.status.Backends = a.planner.Counts()
 	a.status.LastSync, a.status.LastError, a.status.Problems = time.Now(), nil, problems
 	a.status.Drained = slices.Sorted(maps.Keys(a.input.Drained))
+}
+
+// noteProblems logs the new ones of problems. The caller holds syncing and mu.
+func (a *Agent) noteProblems(problems []lb.Problem) {
+	known := make(map[lb.Problem]bool, len(a.status.Problems))
+	for _, p := range a.status.Problems {
+		known[p] = true
+	}
+	refused := false
+	for _, p := range problems {
+		if known[p] {
+			continue
+		}
+		a.log.Warn("service not fully programmed", "namespace", p.Service.Namespace, "service", p.Service.Name,
+			"reason", p.Reason, "problem", p.Message)
+		refused = refused || p.Reason == lb.VIPOutsideRanges || p.Reason == lb.VIPRangesUnknown
+	}
+	if refused && a.refused != nil {
+		a.refused()
+	}
 }

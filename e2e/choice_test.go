@@ -184,14 +184,16 @@ func TestWeightsOfClusters(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The import has the weights from its beginning: a's export is the older one.
-	if err := bed.Apply(t.Context(), "a", `
+	// Weights count because both clusters state the same ones.
+	for _, m := range []string{"a", "b"} {
+		if err := bed.Apply(t.Context(), m, `
 apiVersion: multicluster.x-k8s.io/v1beta1
 kind: ServiceExport
 metadata: {name: weighed, namespace: e2e}
 spec: {exportedAnnotations: {isthmus.dev/cluster-weights: "a=3,b=1"}}
 `); err != nil {
-		t.Fatal(err)
+			t.Fatal(err)
+		}
 	}
 	target := netip.AddrPortFrom(publish(t, "weighed", "a", "b"), 7).String()
 	for path, c := range paths() {

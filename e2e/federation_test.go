@@ -252,7 +252,7 @@ func federate(t *testing.T) {
 	if err := run(append([]string{"create", "--clusterset", "clusterset"}, all...)...); err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range testbed.Members() {
+	for _, m := range append(testbed.Members(), testbed.Guest) { // nodes of the guest serve no address outside of its ranges either
 		const vips = `{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`
 		if _, err := bed.Kubectl(ctx, m, "patch", "federation", "federation", "--type", "merge", "--patch", vips); err != nil {
 			t.Fatal(err)

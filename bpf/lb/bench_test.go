@@ -2,6 +2,7 @@ package lb
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -27,9 +28,18 @@ func large(n int) *cs.Snapshot {
 	return snap
 }
 
+// manyNodes returns the VIPs of a cluster of 1,000 nodes that each have a range of pods.
+func manyNodes() *VIPs {
+	own := slices.Clone(clusterOf[:3])
+	for i := range 1000 {
+		own = append(own, Own{netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64 + byte(i/256), byte(i), 0}), 24), "pods"})
+	}
+	return NewVIPs(prefixes("243.0.0.0/8", "fd00:243::/48"), own, nil)
+}
+
 // 10,000 Services of 10 pods, from the snapshot to the plan: for empty maps, and for maps that hold everything.
 func BenchmarkPlan10k(b *testing.B) {
-	in := Input{Snapshot: large(10000)}
+	in := Input{Snapshot: large(10000), VIPs: manyNodes()}
 	empty := NewState()
 	b.Run("empty", func(b *testing.B) {
 		for b.Loop() {
@@ -51,7 +61,8 @@ func BenchmarkPlan10k(b *testing.B) {
 // One of 100,000 endpoints is added or removed, from the snapshot to the plan.
 func BenchmarkOneEndpoint(b *testing.B) {
 	planner := NewPlanner(NewState())
-	inputs := [2]Input{{Snapshot: large(10000)}, {}}
+	vips := manyNodes()
+	inputs := [2]Input{{Snapshot: large(10000), VIPs: vips}, {VIPs: vips}}
 	changed := slices.Clone(inputs[0].Snapshot.Services)
 	svc := &changed[5000]
 	svc.Slices = slices.Clone(svc.Slices)

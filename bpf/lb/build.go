@@ -22,6 +22,7 @@ type scratch struct {
 	serving    []candidate
 	addrs      []Address
 	weights    []uint32
+	vips       []netip.Addr
 }
 
 // build makes the frontends of a Service, and plans the writes to entries that the maps do not hold yet.
@@ -31,21 +32,41 @@ func (p *Planner) build(in *Input, s *serviceState, svc *clusterset.Service) {
 	if svc.Type != clusterset.ClusterSetIP {
 		return
 	}
+	if s.waiting {
+		s.problem(NoRoom, "it is not served: the node has room for %d combinations of VIP, port and protocol, and it is among the youngest services of the cluster that uses most of them; export fewer of them", p.limits.Frontends)
+		return
+	}
 	policy, faults := policyOf(policyFieldsOf(svc), svc.Annotations)
 	for _, err := range faults {
 		s.problem(InvalidAnnotation, "%s", err)
 	}
+	vips := p.admit(in, s, svc)
 	for _, port := range svc.Ports {
 		if port.Protocol == clusterset.SCTP {
 			s.problem(UnsupportedProtocol, "port %d/%s is served by the packet path only: sockets are not translated for %s", port.Port, port.Protocol, port.Protocol)
 		}
-		for _, vip := range svc.IPs {
-			if fe := p.claim(s, vip.Unmap(), port); fe != nil {
+		for _, vip := range vips {
+			if fe := p.claim(s, vip, port); fe != nil {
 				p.setServiceID(s, true)
 				p.fill(fe, in, &policy, svc, port)
 			}
 		}
 	}
+}
+
+// admit returns the addresses of svc that may be VIPs, in p.scratch.
+func (p *Planner) admit(in *Input, s *serviceState, svc *clusterset.Service) []netip.Addr {
+	vips := p.scratch.vips[:0]
+	for _, ip := range svc.IPs {
+		ip = ip.Unmap()
+		if is := in.VIPs.judge(s.name, ip); is != (verdict{}) {
+			s.problem(is.reason, "%s", in.VIPs.explain(ip, is))
+			continue
+		}
+		vips = append(vips, ip)
+	}
+	p.scratch.vips = vips
+	return vips
 }
 
 // claim gives s the frontend of a VIP and port, and returns it; nil when s cannot have it.
@@ -266,7 +287,12 @@ func (p *Planner) weigh(policy *policy, serving []candidate) (weights []uint32, 
 		}
 		groups[g].size++
 	}
-	each := slotsPerBackend(groups)
+	var each []uint32
+	if policy.groups == nil {
+		each = slotsPerBackend(groups)
+	} else {
+		each = slotsByWeight(groups, policy.shares(groups, member))
+	}
 	weights = p.scratch.weights[:0]
 	for i := range serving {
 		w := each[member[serving[i].cluster]]

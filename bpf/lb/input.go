@@ -21,8 +21,11 @@ type Input struct {
 	// ZonesSpanClusters says that a zone's name means the same zone in all members. Without it the zones of another
 	// member are never near, whatever their names.
 	ZonesSpanClusters bool
-	// Ranges are the CIDRs of all ClusterSetIPs: an address in them without a frontend is refused.
+	// Ranges are the CIDRs of all ClusterSetIPs: an address in them without a frontend is refused. A range that contains
+	// addresses of the cluster itself refuses none, because most of those have no frontend either.
 	Ranges []netip.Prefix
+	// VIPs decides which addresses get frontends; nil allows all.
+	VIPs *VIPs
 	// Drained are the members whose packets get no answer. They get no new clients; a Service that only they serve refuses.
 	Drained map[clusterset.ClusterID]bool
 	// Limits are the sizes of the maps to be written. No Plan exceeds them.
@@ -33,7 +36,7 @@ type Input struct {
 func (in *Input) ranges() map[netip.Prefix]bool {
 	valid := make(map[netip.Prefix]bool, len(in.Ranges))
 	for _, r := range in.Ranges {
-		if r.IsValid() {
+		if r.IsValid() && !in.VIPs.ownIn(r) {
 			valid[r.Masked()] = true
 		}
 	}
@@ -51,10 +54,25 @@ const (
 	UnsupportedProtocol Reason = "UnsupportedProtocol" // sockets are translated for TCP and UDP only
 	InvalidVIP          Reason = "InvalidVIP"          // an address or port that cannot be a frontend
 	VIPTaken            Reason = "VIPTaken"            // another Service has this VIP, port and protocol
+	VIPOfCluster        Reason = "VIPOfCluster"        // an address of the cluster's own Services, pods or nodes
+	VIPOutsideRanges    Reason = "VIPOutsideRanges"    // an address outside of the ranges of the ClusterSetIPs
+	VIPRangesUnknown    Reason = "VIPRangesUnknown"    // an address that may be the cluster's own, for no range is known
 	InvalidEndpoint     Reason = "InvalidEndpoint"     // an address or port that cannot be a backend
 	InvalidAnnotation   Reason = "InvalidAnnotation"   // an annotation that cannot be parsed, and is ignored
 	NoRoom              Reason = "NoRoom"              // a map of the node is full
 )
+
+// Reasons returns every Reason.
+func Reasons() []Reason {
+	return []Reason{
+		UnsupportedProtocol, InvalidVIP, VIPTaken, VIPOfCluster, VIPOutsideRanges, VIPRangesUnknown, InvalidEndpoint, InvalidAnnotation, NoRoom,
+	}
+}
+
+// RefusesVIP reports whether r is the reason of VIPs that are not served.
+func (r Reason) RefusesVIP() bool {
+	return r == VIPOfCluster || r == VIPOutsideRanges || r == VIPRangesUnknown
+}
 
 // Problem is a part of a Service that could not be programmed as asked for, and why. The Service's owner has to fix
 // it; it is not an error, and everything else is programmed.

@@ -55,6 +55,7 @@ type serviceState struct {
 	position  int                 // in that Snapshot
 	stale     bool                // to be rebuilt in this round
 	contested bool                // it claims a VIP that belongs to another Service
+	waiting   bool                // the maps have no room for its frontends
 	source    *clusterset.Service // in the last Snapshot; nil when the Service must be rebuilt
 	frontends []*frontend
 	problems  []Problem
@@ -207,7 +208,7 @@ func (p *Planner) preallocate(snap *clusterset.Snapshot) {
 // findChanged marks the Services to rebuild and lists those of the Snapshot in p.order.
 func (p *Planner) findChanged(in *Input) {
 	all := !p.planned || p.last.Node != in.Node || p.last.ZonesSpanClusters != in.ZonesSpanClusters || !maps.Equal(p.last.Drained, in.Drained)
-	before := p.order
+	before, waiting := p.order, shareFrontends(in.Snapshot, in.Limits.Frontends)
 	p.order = make([]*serviceState, 0, len(in.Snapshot.Services))
 	p.present = 0
 	for i := range in.Snapshot.Services {
@@ -219,7 +220,10 @@ func (p *Planner) findChanged(in *Input) {
 		}
 		s.round, s.position = p.round, i
 		p.present++
-		s.stale = all || s.contested || s.source == nil || !same(s.source, svc)
+		s.stale = all || s.contested || s.source == nil || !same(s.source, svc) || in.VIPs != p.last.VIPs && in.VIPs.differs(p.last.VIPs, svc)
+		if s.waiting != waiting[svc.Service] {
+			s.waiting, s.stale = waiting[svc.Service], true
+		}
 		if !s.stale {
 			s.source = svc // the same Service in younger memory, so that the older can be freed
 		}

@@ -7,7 +7,6 @@ import (
 	"math"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -20,14 +19,15 @@ const (
 	// AnnotationPrefer lists tiers in the order of preference, such as "node,zone,cluster,remote" or some of these.
 	// The first tier with a ready endpoint serves; endpoints in none of them serve when no tier has a ready one.
 	// It takes the place of trafficDistribution.
-	AnnotationPrefer = "isthmus.dev/prefer"
+	AnnotationPrefer = clusterset.AnnotationPrefer
 	// AnnotationClusterWeights gives each source cluster its share of the clients, such as "a=3,b=1", however many
 	// endpoints the cluster has. A cluster that is not listed weighs 1; a cluster of weight 0 serves only when no
-	// other has a ready endpoint.
-	AnnotationClusterWeights = "isthmus.dev/cluster-weights"
+	// other has a ready endpoint. Groups that end in a semicolon, such as "a=3,b=1;", divide only the share that the endpoints
+	// of their clusters have together, and leave all others theirs.
+	AnnotationClusterWeights = clusterset.AnnotationClusterWeights
 	// AnnotationBalancer is "random", the default, or "maglev": a client gets the same backend on every node, and most
 	// clients keep theirs when backends come and go.
-	AnnotationBalancer = "isthmus.dev/balancer"
+	AnnotationBalancer = clusterset.AnnotationBalancer
 )
 
 // annotation is one policy annotation.
@@ -45,7 +45,7 @@ var annotations = []annotation{
 }
 
 // maxWeight bounds a cluster's weight, and with it the table.
-const maxWeight = 1000
+const maxWeight = clusterset.MaxWeight
 
 // tier classifies endpoints by their distance from the node.
 type tier uint8
@@ -66,6 +66,7 @@ type policy struct {
 	prefer   []tier // first choice first
 	maglev   bool
 	weights  map[clusterset.ClusterID]uint32 // nil: every endpoint has the same share
+	groups   map[clusterset.ClusterID]int    // of the weighted clusters; nil: all clusters are one group
 	affinity uint32                          // seconds
 }
 
@@ -140,26 +141,22 @@ func (p *policy) parsePrefer(value string) error {
 }
 
 func (p *policy) parseWeights(value string) error {
-	weights := map[clusterset.ClusterID]uint32{}
-	for pair := range strings.SplitSeq(value, ",") {
-		name, number, ok := strings.Cut(strings.TrimSpace(pair), "=")
-		if !ok {
-			return fmt.Errorf("%q has no weight", strings.TrimSpace(pair))
-		}
-		id := clusterset.ClusterID(strings.TrimSpace(name))
-		if err := id.Validate(); err != nil {
-			return err
-		}
-		if _, ok := weights[id]; ok {
-			return fmt.Errorf("%s occurs twice", id)
-		}
-		n, err := strconv.ParseUint(strings.TrimSpace(number), 10, 32)
-		if err != nil || n > maxWeight {
-			return fmt.Errorf("the weight of %s is not a valid number", id)
-		}
-		weights[id] = uint32(n)
+	parsed, grouped, err := clusterset.ParseWeights(value)
+	if err != nil {
+		return err
 	}
-	p.weights = weights
+	p.weights = map[clusterset.ClusterID]uint32{}
+	if grouped {
+		p.groups = map[clusterset.ClusterID]int{}
+	}
+	for i, group := range parsed {
+		for id, weight := range group {
+			p.weights[id] = weight
+			if grouped {
+				p.groups[id] = i
+			}
+		}
+	}
 	return nil
 }
 

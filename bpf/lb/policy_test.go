@@ -108,6 +108,19 @@ func TestServingEndpoints(t *testing.T) {
 			annotations: map[string]string{AnnotationClusterWeights: "b=3", AnnotationPrefer: "remote,cluster"},
 			pods:        []string{"a/n/z", "b/n/z", "c/n/z"}, serve: "2*3 3", drain: "1",
 		},
+		"a group divides its own share": {
+			annotations: map[string]string{AnnotationClusterWeights: "a=3,b=1;"}, pods: []string{"a/n/z", "b/n/z", "c/n/z", "c/n/z"}, serve: "1*3 2 3*2 4*2",
+		},
+		"two groups": {
+			annotations: map[string]string{AnnotationClusterWeights: "a=3,b=1;c=1,d=3;"}, pods: []string{"a/n/z", "b/n/z", "c/n/z", "d/n/z", "e/n/z"}, serve: "1*3 2 3 4*3 5*2",
+		},
+		"a cluster drains itself": {
+			annotations: map[string]string{AnnotationClusterWeights: "b=0;"}, pods: []string{"a/n/z", "a/n/z", "b/n/z", "c/n/z"}, serve: "1 2 4", drain: "3",
+		},
+		"a group that serves by itself": {
+			annotations: map[string]string{AnnotationClusterWeights: "a=0,b=0;"}, pods: []string{"a/n/z", "b/n/z"}, serve: "1 2",
+		},
+		"a group without an end": {annotations: map[string]string{AnnotationClusterWeights: "a=1;b=2"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
 		"invalid weights": {
 			annotations: map[string]string{AnnotationClusterWeights: "a=many"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1,
 		},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
@@ -36,6 +38,8 @@ type Config struct {
 
 	// Source is the source of snapshots: "kubernetes", or "dir:PATH" for a folder of manifests.
 	Source string
+	// Imports is importsIsthmus or importsAny; "" is importsIsthmus in a cluster and importsAny for a folder.
+	Imports string
 	// ClusterID, Zone and Ranges are read from the API server if they are empty. Namespace holds the registration of this
 	// member.
 	ClusterID         string
@@ -87,9 +91,10 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.DurationVar(&c.CheckInterval, "check-interval", c.CheckInterval, "average time between two checks of the BPF maps")
 	c.DNS.bind(f)
 	f.StringVar(&c.Source, "source", c.Source, "source of ServiceImports and EndpointSlices: kubernetes, or dir:PATH for a folder of manifests")
+	f.StringVar(&c.Imports, "imports", "", "ServiceImports and EndpointSlices to serve: isthmus, those that controllers of Isthmus wrote, or any, those of every MCS implementation inside --clusterset-ip-range; default: isthmus, or any for a folder")
 	f.StringVar(&c.ClusterID, "cluster-id", "", "id of this cluster; default: its ClusterProperty "+about.ClusterID)
 	f.StringVar(&c.Zone, "zone", "", "zone of this node; default: its label "+corev1.LabelTopologyZone)
-	f.StringSliceVar(&c.Ranges, "clusterset-ip-range", nil, "range of ClusterSetIPs, repeatable; connections to an unused address in it are refused at once; default: the ranges of this member")
+	f.StringSliceVar(&c.Ranges, "clusterset-ip-range", nil, "range of ClusterSetIPs, repeatable; no other address is served, and connections to an unused one are refused at once; default: the ranges of this member and of its federation, none with --imports=any")
 	f.StringVar(&c.Namespace, "namespace", c.Namespace, "namespace with the registration of this member; env POD_NAMESPACE")
 	f.BoolVar(&c.ZonesSpanClusters, "zones-span-clusters", false, "treat zones with the same name in different clusters as one zone")
 	f.BoolVar(&c.Packets, "packet-path", false, "also serve clients whose sockets are not translated, by translating packets on network devices")
@@ -108,6 +113,15 @@ func (c *Config) Validate() error {
 	folder, standalone := c.folder()
 	if standalone && folder == "" || !standalone && c.Source != sourceKubernetes {
 		faults = append(faults, fmt.Errorf("--source=%s is unknown; use kubernetes, or dir:PATH with the folder of the manifests", c.Source))
+	}
+	switch c.Imports {
+	case "", importsAny:
+	case importsIsthmus:
+		if standalone {
+			faults = append(faults, errors.New("--imports=isthmus does not apply to a folder of manifests; omit it"))
+		}
+	default:
+		faults = append(faults, fmt.Errorf("--imports=%s is unknown; use isthmus or any", c.Imports))
 	}
 	if c.NodeName == "" && !standalone {
 		faults = append(faults, errors.New("no node name; set --node-name or the environment variable NODE_NAME"))
@@ -149,6 +163,28 @@ func (c *Config) agent() agent.Config {
 
 // sourceKubernetes is the source of an agent in a cluster.
 const sourceKubernetes = "kubernetes"
+
+// The objects that an agent serves.
+const (
+	importsIsthmus = "isthmus"
+	importsAny     = "any"
+)
+
+// imports returns Imports or its default.
+func (c *Config) imports() string {
+	if _, standalone := c.folder(); standalone {
+		return importsAny
+	}
+	return cmp.Or(c.Imports, importsIsthmus)
+}
+
+// managedBy returns the writers of the objects to serve; none for all.
+func (c *Config) managedBy() []string {
+	if c.imports() == importsAny {
+		return nil
+	}
+	return []string{v1alpha1.ManagedBy, federationv1alpha1.ManagedBy}
+}
 
 // folder returns the folder of manifests, and whether the source is one.
 func (c *Config) folder() (path string, standalone bool) { return strings.CutPrefix(c.Source, "dir:") }

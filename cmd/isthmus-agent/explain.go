@@ -80,6 +80,9 @@ func explanation(s status.Agent, n clusterset.ServiceName, x agent.Explanation, 
 		e.Frontends = append(e.Frontends, shown)
 	}
 	e.Links = append(e.Links, agentLink(s), importLink(x))
+	if reserved := s.View.LabelsReserved; x.Known && reserved != nil && !*reserved {
+		e.Links = append(e.Links, note("writer", "may be anyone who may create ServiceImports: no admission policy reserves the labels of Isthmus, see isthmusctl status"))
+	}
 	if !x.Known {
 		return e
 	}
@@ -88,12 +91,16 @@ func explanation(s status.Agent, n clusterset.ServiceName, x agent.Explanation, 
 	if a.cluster.server.IsValid() {
 		e.Links = append(e.Links, clusterDNSLink(a))
 	}
-	if vip {
+	refused := refusedVIPs(x)
+	e.Links = append(e.Links, refused...)
+	if vip && (len(x.Frontends) > 0 || len(refused) == 0) {
 		e.Links = append(e.Links, mapLink(x))
 	}
 	e.Links = append(e.Links, backendsLink(x))
 	for _, p := range x.Problems {
-		e.Links = append(e.Links, note("problem", "%s: %s", p.Reason, p.Message))
+		if !p.Reason.RefusesVIP() {
+			e.Links = append(e.Links, note("problem", "%s: %s", p.Reason, p.Message))
+		}
 	}
 	if vip {
 		e.Links = append(e.Links, note("clients", "%s", clients(e)))
@@ -122,7 +129,7 @@ func agentLink(s status.Agent) status.Link {
 
 func importLink(x agent.Explanation) status.Link {
 	if !x.Known {
-		return broken("import", "check that the ServiceImport exists and is valid; the log of this node's agent names those with errors",
+		return broken("import", "check that the ServiceImport exists and is valid, and that Isthmus wrote it, as its label app.kubernetes.io/managed-by says; the log of this node's agent names those with errors",
 			"the agent knows no such ServiceImport")
 	}
 	return ok("import", "read by the agent")
@@ -169,6 +176,18 @@ func clusterDNSLink(a answers) status.Link {
 	default:
 		return ok("cluster DNS", "%s answers the same", c.server)
 	}
+}
+
+// refusedVIPs returns a link for each VIP that the node does not serve.
+func refusedVIPs(x agent.Explanation) []status.Link {
+	var links []status.Link
+	for _, p := range x.Problems {
+		if p.Reason.RefusesVIP() {
+			text, fix, _ := strings.Cut(p.Message, "; ")
+			links = append(links, broken("VIP", fix, "%s: %s", p.Reason, text))
+		}
+	}
+	return links
 }
 
 // mapLink checks the frontends in the BPF maps.

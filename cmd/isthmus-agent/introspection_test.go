@@ -201,6 +201,26 @@ note clients: 42 got a backend, 4 refused (backend_gone 1, no_backend 3)`},
 				w.x.Problems = []lb.Problem{{Service: name, Reason: lb.UnsupportedProtocol, Message: "port 9/SCTP is served to packets only"}}
 			}, "note problem: UnsupportedProtocol: port 9/SCTP is served to packets only",
 		},
+		"a VIP is refused": {
+			func(w *inputs) {
+				w.x.Problems = []lb.Problem{{Service: name, Reason: lb.VIPOfCluster, Message: "10.96.0.1 is not served: it is a Service; delete it"}}
+				w.x.Frontends = nil
+			}, `
+ok agent: ready
+ok import: read by the agent
+ok name: 169.254.20.53:53 answers 243.0.0.5 fd00::5
+ok cluster DNS: 10.96.0.10:53 answers the same
+broken VIP: VIPOfCluster: 10.96.0.1 is not served: it is a Service
+ok backends: 1 of a, 1 of b
+note clients: 42 got a backend, 4 refused (backend_gone 1, no_backend 3)`,
+		},
+		"one of two VIPs is refused": {
+			func(w *inputs) {
+				w.x.Problems = []lb.Problem{{Service: name, Reason: lb.VIPOutsideRanges, Message: "192.0.2.1 is not served: it is outside; delete it"}}
+			}, "broken VIP: VIPOutsideRanges: 192.0.2.1 is not served: it is outside\nok map: 1 entry",
+		},
+		"anyone may have written it": {func(w *inputs) { w.is.View.LabelsReserved = new(false) }, "\nnote writer: may be anyone"},
+		"the labels are reserved":    {func(w *inputs) { w.is.View.LabelsReserved = new(true) }, "ok import: read by the agent\nok name"},
 		"headless": {
 			func(w *inputs) {
 				w.x.Import.Type, w.x.Import.IPs, w.x.Frontends = clusterset.Headless, nil, nil

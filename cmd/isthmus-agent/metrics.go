@@ -38,6 +38,8 @@ var (
 	metricChecked     = metric{"isthmus_agent_map_check_timestamp_seconds", "When the BPF maps were last checked.", nil, prometheus.GaugeValue}
 	metricRecords     = metric{"isthmus_agent_dns_records", "DNS records in the zone.", nil, prometheus.GaugeValue}
 	metricClusterDNS  = metric{"isthmus_agent_cluster_dns_answers", "1 if the cluster's DNS answers for clusterset.local, 0 if not; absent while unknown.", nil, prometheus.GaugeValue}
+	metricProblems    = metric{"isthmus_agent_problems", "Parts of Services that cannot be served as asked, by reason; the status lists them.", []string{"reason"}, prometheus.GaugeValue}
+	metricReserved    = metric{"isthmus_agent_labels_reserved", "1 if an admission policy reserves the labels of Isthmus, 0 if not; absent while unknown, and with --imports=any.", nil, prometheus.GaugeValue}
 	metricRefusals    = metric{"isthmus_agent_refusals_total", "Clients refused since the BPF maps were created, by reason.", []string{"reason"}, prometheus.CounterValue}
 	metricDrained     = metric{"isthmus_agent_drained", "1 for each member that does not answer packets from this node.", []string{"source_cluster"}, prometheus.GaugeValue}
 	metricSynced      = metric{"isthmus_agent_last_sync_timestamp_seconds", "When a component applied the last snapshot.", []string{"component"}, prometheus.GaugeValue}
@@ -49,7 +51,7 @@ var (
 
 	allMetrics = []metric{
 		metricReady, metricServices, metricFrontends, metricBackends, metricWrites, metricDifferences, metricChecked, metricRecords,
-		metricClusterDNS, metricRefusals, metricDrained, metricSynced, metricEvicted, metricServiceConnections, metricServiceRefusals,
+		metricClusterDNS, metricProblems, metricReserved, metricRefusals, metricDrained, metricSynced, metricEvicted, metricServiceConnections, metricServiceRefusals,
 	}
 )
 
@@ -78,6 +80,12 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	put(metricWrites, float64(s.Dataplane.Writes))
 	put(metricDifferences, float64(s.Dataplane.Differences))
+	for reason, n := range s.Dataplane.ProblemReasons {
+		put(metricProblems, float64(n), reason)
+	}
+	if s.View.LabelsReserved != nil {
+		put(metricReserved, one(*s.View.LabelsReserved))
+	}
 	for reason, n := range s.Dataplane.Refusals {
 		put(metricRefusals, float64(n), reason)
 	}

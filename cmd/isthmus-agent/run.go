@@ -17,9 +17,11 @@ import (
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/agent/evidence"
+	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/controlplane/view"
 	"github.com/isthmus-net/isthmus/dns/device"
 )
@@ -43,6 +45,8 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 			api.reports.SetEvidence(known)
 		}
 	}
+	refused := signal.New()
+	plane.Refused = refused.Notify
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.HTTPListen)
 	if err != nil {
 		return fmt.Errorf("serve HTTP: %w; another agent or process uses the port, see --http-listen", err)
@@ -73,7 +77,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		}
 	}()
 	startDNS()
-	c := components{cfg: &cfg, log: log, api: api, dataplane: dataplane, names: names, listener: listener}
+	c := components{cfg: &cfg, log: log, api: api, dataplane: dataplane, refused: refused, names: names, listener: listener}
 	return c.run(ctx)
 }
 
@@ -106,21 +110,26 @@ type components struct {
 	log       *slog.Logger
 	api       apiAccess
 	dataplane *agent.Agent
+	refused   signal.Signal // the dataplane begins to refuse a VIP because of the ranges
 	names     *nameserver
 	listener  net.Listener
 }
 
 // run feeds snapshots to the dataplane and the name server and serves HTTP, until ctx is done or a component fails.
 func (c components) run(ctx context.Context) error {
-	topology := &topologyWatcher{cfg: *c.cfg, server: c.api.objects, apply: c.setTopology, log: c.log.With("component", "topology"), ready: make(chan struct{})}
+	topology := &topologyWatcher{
+		cfg: *c.cfg, server: c.api.objects, apply: c.setTopology, refused: c.refused, log: c.log.With("component", "topology"), ready: make(chan struct{}),
+	}
 	source, err := c.newView(map[string]view.Sink{"dataplane": gate{c.dataplane, topology.ready}, "dns": c.names})
 	if err != nil {
 		return err
 	}
 	clusterDNS := newClusterDNS(c.cfg.DNS.Cluster, c.api.objects, c.log.With("component", "dns"))
+	reserved := newReservedLabels(c.cfg, c.api.objects, c.log.With("component", "view"))
 	current := func() status.Agent {
 		s := agentStatus(*c.cfg, source.Status(), c.dataplane.Status(), c.names)
 		s.DNS.Cluster = clusterDNS.Status()
+		reportReserved(&s, reserved)
 		return s
 	}
 	access, err := newAccess(c.api.config, c.cfg.Namespace)
@@ -136,6 +145,9 @@ func (c components) run(ctx context.Context) error {
 	group.Go(func() error { return c.dataplane.Run(ctx) })
 	if c.api.reports != nil {
 		group.Go(func() error { return c.api.reports.Run(ctx) })
+	}
+	if reserved != nil {
+		group.Go(func() error { return reserved.Run(ctx) })
 	}
 	if clusterDNS != nil {
 		group.Go(func() error { return clusterDNS.Run(ctx) })
@@ -154,7 +166,7 @@ func (c components) setTopology(ctx context.Context, t agent.Topology) error {
 
 // newView returns the source of snapshots: the API server, or a folder of manifests.
 func (c components) newView(sinks map[string]view.Sink) (*view.View, error) {
-	cfg := view.Config{Sinks: sinks, Log: c.log.With("component", "view")}
+	cfg := view.Config{Sinks: sinks, ManagedBy: c.cfg.managedBy(), Log: c.log.With("component", "view")}
 	if folder, standalone := c.cfg.folder(); standalone {
 		return view.NewFolder(cfg, folder)
 	}
@@ -175,7 +187,7 @@ func cleanup(cfg *Config) error {
 	return errors.Join(agent.Cleanup(cfg.agent()), device.Remove([]netip.Addr{device.IPv4, device.IPv6}))
 }
 
-// The agent reads the standard objects of the MCS API, whichever implementation writes them.
+// The agent reads the standard objects of the MCS API: those of Isthmus, or of any implementation with --imports=any.
 //
 // +kubebuilder:rbac:groups=multicluster.x-k8s.io,resources=serviceimports,verbs=get;list;watch
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;list;watch
@@ -252,6 +264,18 @@ func agentStatus(cfg Config, source view.Status, dataplane agent.Status, names *
 	return s
 }
 
+// reportReserved adds to s whether the labels of Isthmus are reserved, if that is known.
+func reportReserved(s *status.Agent, r *reservedLabels) {
+	known, fault := r.Status()
+	if !known {
+		return
+	}
+	s.View.LabelsReserved = new(fault == nil)
+	if fault != nil {
+		s.MissingCapabilities = append(s.MissingCapabilities, oneLine(fault))
+	}
+}
+
 // dataplaneStatus converts the status of the dataplane.
 func dataplaneStatus(is agent.Status) status.Dataplane {
 	s := status.Dataplane{
@@ -261,8 +285,13 @@ func dataplaneStatus(is agent.Status) status.Dataplane {
 	for _, h := range is.Hooks {
 		s.Hooks = append(s.Hooks, status.Hook{Name: h.Name, Attached: h.Attached})
 	}
+	s.ProblemReasons = map[string]int{}
+	for _, r := range lb.Reasons() {
+		s.ProblemReasons[string(r)] = 0
+	}
 	for _, p := range is.Problems {
 		s.Problems = append(s.Problems, p.String())
+		s.ProblemReasons[string(p.Reason)]++
 	}
 	for _, id := range is.Drained {
 		s.Drained = append(s.Drained, string(id))

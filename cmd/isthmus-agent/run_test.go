@@ -309,6 +309,30 @@ endpoints: [{addresses: [10.1.0.1]}]
 			t.Fatal("the maps were not checked")
 		}
 	}
+	// An import of an address outside of the ranges, such as that of the API server, is not served, and everything says so.
+	write("evil.yaml", `apiVersion: multicluster.x-k8s.io/v1beta1
+kind: ServiceImport
+metadata: {namespace: evil, name: api-server}
+spec: {type: ClusterSetIP, ips: [10.96.0.1], ipFamilies: [IPv4], ports: [{name: https, protocol: TCP, port: 443}]}
+`)
+	const refused = "10.96.0.1 is not served: it lies outside of 243.0.0.0/8"
+	for deadline := time.Now().Add(20 * time.Second); len(s.Dataplane.Problems) == 0; <-tries.C {
+		if ask(); time.Now().After(deadline) {
+			t.Fatalf("no problem: %+v", s.Dataplane)
+		}
+	}
+	if !strings.Contains(s.Dataplane.Problems[0], refused) || s.Dataplane.Frontends != 1 || !s.Ready {
+		t.Errorf("dataplane: %+v", s.Dataplane)
+	}
+	if m := n.ask("http http://127.0.0.1:9470/metrics"); !strings.Contains(m, "\nisthmus_agent_problems{reason=\"VIPOutsideRanges\"} 1\n") {
+		t.Error("the metrics do not count the refused VIP")
+	}
+	if reply := n.ask("http http://127.0.0.1:9470/explain?namespace=evil&name=api-server"); !strings.Contains(reply, refused) {
+		t.Errorf("explanation: %s", reply)
+	}
+	if err := os.Remove(filepath.Join(manifests, "evil.yaml")); err != nil {
+		t.Fatal(err)
+	}
 	write("broken.yaml", "kind: [")
 	n.await("http http://127.0.0.1:9470/status", "200 ")
 	tick, late := time.NewTicker(50*time.Millisecond), time.After(20*time.Second)

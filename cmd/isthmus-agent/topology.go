@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -20,22 +21,24 @@ import (
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
-	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/controlplane/view"
 )
 
-// The agent reads its topology from these objects: the node's zone, the cluster's id and the member's ClusterSetIP ranges.
+// The agent reads its topology from these objects and from those of addresses: the node's zone and the cluster's id.
 //
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get
 // +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get
-// +kubebuilder:rbac:groups=isthmus.dev,resources=members,verbs=get,namespace=isthmus-system
 
 const (
 	// topologyInterval is the time between two lookups. Topologies change seldom: a member's id when it leaves, a node's
-	// zone never.
+	// zone never. A VIP outside of the known ranges causes a lookup of its own.
 	topologyInterval = 10 * time.Minute
 	topologyRetry    = 2 * time.Second // doubles up to topologyInterval
+	// topologyHurry is the least time between two lookups that refused VIPs cause. Anyone who may create a ServiceImport can
+	// make every node look.
+	topologyHurry = 5 * time.Minute
 	// topologyTimeout is how long the dataplane waits for the topology before it applies snapshots without one. It allows
 	// for a few lookups; a node that applies no snapshot for longer would do more harm.
 	topologyTimeout = 20 * time.Second
@@ -51,6 +54,13 @@ type topologyWatcher struct {
 	server rest.Interface // nil without an API server: the flags hold the whole topology
 	apply  func(context.Context, agent.Topology) error
 	log    *slog.Logger
+	// refused is notified when the dataplane begins to refuse a VIP because of the ranges: they may have grown.
+	refused signal.Signal
+
+	addresses addresses
+	retry     time.Duration // the next wait while something is missing; 0 is topologyRetry
+	searching bool          // VIPs are refused, and one of the next lookups may find their range
+	hurried   time.Time     // when a refused VIP last caused a lookup
 
 	once  sync.Once
 	ready chan struct{} // closed when the first lookup is complete, or after topologyTimeout
@@ -68,7 +78,7 @@ type lookupResult struct {
 func (w *topologyWatcher) Run(ctx context.Context) error {
 	timeout := time.AfterFunc(topologyTimeout, w.release)
 	defer timeout.Stop()
-	retry, logged := topologyRetry, ""
+	logged := ""
 	topology := w.cfg.topology()
 	for {
 		l := w.lookup(ctx, topology)
@@ -83,12 +93,6 @@ func (w *topologyWatcher) Run(ctx context.Context) error {
 		if err := w.apply(ctx, topology); err != nil {
 			w.log.Error("cannot apply the topology; the next snapshot will", "err", err)
 		}
-		wait := topologyInterval
-		if l.retry || l.pending {
-			wait, retry = retry, min(2*retry, topologyInterval)
-		} else {
-			retry = topologyRetry
-		}
 		if !l.retry {
 			w.release()
 		}
@@ -96,11 +100,39 @@ func (w *topologyWatcher) Run(ctx context.Context) error {
 			<-ctx.Done()
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !w.pause(ctx, l.retry || l.pending) {
 			return nil
-		case <-time.After(wait):
 		}
+	}
+}
+
+// pause waits until the next lookup. It reports false if there is none, because ctx is done.
+func (w *topologyWatcher) pause(ctx context.Context, incomplete bool) bool {
+	wait := topologyInterval
+	if w.retry == 0 || !incomplete && !w.searching {
+		w.retry = topologyRetry
+	}
+	if incomplete || w.searching {
+		wait, w.retry = w.retry, min(2*w.retry, topologyInterval)
+		w.searching = w.searching && wait < topologyInterval
+	}
+	var refused <-chan struct{}
+	if time.Since(w.hurried) >= topologyHurry {
+		refused = w.refused.C()
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(wait):
+		return true
+	case <-refused:
+	}
+	w.searching, w.retry, w.hurried = true, topologyRetry, time.Now()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(rand.N(topologyRetry)): // all nodes refuse the VIP at once, and need not ask at once
+		return true
 	}
 }
 
@@ -127,27 +159,47 @@ func (w *topologyWatcher) lookup(ctx context.Context, last agent.Topology) looku
 		}
 	}
 	node := &l.topology.Node
-	if w.cfg.Zone == "" {
-		note("zone of the node, for trafficDistribution", w.lookZone(ctx, &node.Zone))
-	}
+	note("zone of the node, for trafficDistribution", w.lookNode(ctx, &node.Zone))
 	if w.cfg.ClusterID == "" {
 		note("id of this cluster, for internalTrafficPolicy and trafficDistribution, see --cluster-id", w.lookCluster(ctx, &node.Cluster))
 	}
-	if len(w.cfg.Ranges) == 0 && node.Cluster != "" {
-		note("ranges of the ClusterSetIPs, to refuse clients of unused ones, see --clusterset-ip-range", w.lookRanges(ctx, node.Cluster, &l.topology.Ranges))
-	}
+	w.lookAddresses(ctx, &l.topology, note)
 	l.missing = errors.Join(missing...)
 	return l
 }
 
-// lookZone reads the zone of the node.
-func (w *topologyWatcher) lookZone(ctx context.Context, zone *string) error {
-	var n metav1.PartialObjectMetadata
+// lookNode reads the node: its zone, unless a flag sets it, and its addresses.
+func (w *topologyWatcher) lookNode(ctx context.Context, zone *string) error {
+	var n corev1.Node
 	if err := getObject(ctx, w.server, "/api/v1/nodes/"+w.cfg.NodeName, &n); err != nil {
 		return err
 	}
-	*zone = n.Labels[corev1.LabelTopologyZone]
-	return nil
+	if w.cfg.Zone == "" {
+		*zone = n.Labels[corev1.LabelTopologyZone]
+	}
+	return w.addresses.noteNode(&n)
+}
+
+// lookAddresses reads the ranges of ClusterSetIPs, unless a flag sets them, and the cluster's own addresses.
+func (w *topologyWatcher) lookAddresses(ctx context.Context, t *agent.Topology, note func(string, error)) {
+	const ranges, own = "ranges of the ClusterSetIPs, outside of which none is served, see --clusterset-ip-range", "addresses of this cluster, where no ClusterSetIP is served"
+	note(own, w.addresses.readServices(ctx, w.server))
+	var err error
+	if t.Node.Cluster != "" { // or else the missing id has been noted
+		err = w.addresses.readMember(ctx, w.server, w.cfg.Namespace, t.Node.Cluster)
+	}
+	t.Own = w.addresses.own()
+	if len(w.cfg.Ranges) > 0 || w.cfg.imports() == importsAny {
+		if !errors.Is(err, errNotYet) && !apierrors.IsNotFound(err) {
+			note(own, err)
+		}
+		return
+	}
+	note(ranges, w.addresses.readFederation(ctx, w.server))
+	t.Ranges = w.addresses.ranges()
+	if len(t.Ranges) == 0 || !apierrors.IsNotFound(err) { // a cluster in a federation alone has no registration
+		note(ranges, err)
+	}
 }
 
 // lookCluster reads the id of this cluster.
@@ -160,23 +212,6 @@ func (w *topologyWatcher) lookCluster(ctx context.Context, id *clusterset.Cluste
 		return err
 	}
 	*id = clusterset.ClusterID(p.Spec.Value)
-	return nil
-}
-
-// lookRanges reads the ClusterSetIP ranges of this member.
-func (w *topologyWatcher) lookRanges(ctx context.Context, id clusterset.ClusterID, ranges *[]netip.Prefix) error {
-	var m v1alpha1.Member
-	if err := getObject(ctx, w.server, fmt.Sprintf("/apis/%s/namespaces/%s/members/%s", v1alpha1.GroupVersion, w.cfg.Namespace, id), &m); err != nil {
-		return err
-	}
-	found, err := parseRanges(m.Status.ClusterSetIPCIDRRange)
-	if err != nil {
-		return err
-	}
-	if len(found) == 0 {
-		return errNotYet
-	}
-	*ranges = found
 	return nil
 }
 

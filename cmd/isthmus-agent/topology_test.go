@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,6 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
 // The API paths of the objects that the topology is read from.
@@ -27,6 +29,8 @@ const (
 	nodePath     = "/api/v1/nodes/n1"
 	propertyPath = "/apis/about.k8s.io/v1beta1/clusterproperties/cluster.clusterset.k8s.io"
 	memberPath   = "/apis/isthmus.dev/v1alpha1/namespaces/isthmus-system/members/a"
+	fedPath      = "/apis/federation.isthmus.dev/v1alpha1/federations/federation"
+	cidrsPath    = "/apis/networking.k8s.io/v1/servicecidrs"
 )
 
 // apiServer is a fake API server. It serves objects by path, and errors as an API server does.
@@ -50,6 +54,16 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	_, _ = w.Write([]byte(text))
 }
+
+func prefixes(texts ...string) []netip.Prefix {
+	all, err := parseRanges(texts)
+	if err != nil {
+		panic(err)
+	}
+	return all
+}
+
+func own(text, use string) lb.Own { return lb.Own{Prefix: netip.MustParsePrefix(text), Use: use} }
 
 func newTopologyWatcher(t *testing.T, s *apiServer, cfg Config) *topologyWatcher {
 	t.Helper()
@@ -75,24 +89,60 @@ func TestTopologyLookup(t *testing.T) {
 		return objects
 	}
 	node := lb.Node{Cluster: "a", Name: "n1", Zone: "z1"}
-	ranges := []netip.Prefix{netip.MustParsePrefix("243.1.0.0/16"), netip.MustParsePrefix("fd00:243::/64")}
+	ranges := prefixes("243.1.0.0/16", "fd00:243::/64")
 	tests := map[string]struct {
 		cfg     Config
 		objects map[string]string
 		want    agent.Topology
 		missing string // words in the warning
 		retry   bool
+		pending bool
 		asked   int
 	}{
-		"all found":          {objects: all, want: agent.Topology{Node: node, Ranges: ranges}, asked: 3},
-		"flags override":     {cfg: Config{ClusterID: "x", Zone: "y", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true}, objects: all, want: agent.Topology{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: []netip.Prefix{netip.MustParsePrefix("244.0.0.0/8")}}},
-		"not a member":       {objects: map[string]string{nodePath: `{}`}, want: agent.Topology{Node: lb.Node{Name: "n1"}}, missing: "--cluster-id", asked: 2},
-		"no registration":    {objects: with(memberPath, "404"), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", asked: 3},
-		"forbidden":          {objects: with(nodePath, "403"), want: agent.Topology{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, missing: "zone", asked: 3},
-		"no answer":          {objects: with(propertyPath, "500"), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id", retry: true, asked: 2},
-		"invalid cluster id": {objects: with(propertyPath, `{"spec":{"value":"A"}}`), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id RFC", retry: true, asked: 2},
-		"ranges pending":     {objects: with(memberPath, `{"spec":{"clustersetIPCIDR":["243.1.0.0/16"]}}`), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range yet", asked: 3},
-		"invalid range":      {objects: with(memberPath, `{"status":{"clustersetIPCIDRRange":["243"]}}`), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", retry: true, asked: 3},
+		"all found": {objects: all, want: agent.Topology{Node: node, Ranges: ranges}, asked: 5},
+		"flags override": {
+			cfg: Config{ClusterID: "x", Zone: "y", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true}, objects: all,
+			want: agent.Topology{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: prefixes("244.0.0.0/8")}, asked: 3,
+		},
+		"any imports, without a range": {cfg: Config{Imports: importsAny}, objects: all, want: agent.Topology{Node: node}, asked: 4},
+		"any imports, no member":       {cfg: Config{Imports: importsAny}, objects: with(memberPath, "404"), want: agent.Topology{Node: node}, asked: 4},
+		"not a member":                 {objects: map[string]string{nodePath: `{}`}, want: agent.Topology{Node: lb.Node{Name: "n1"}}, missing: "--cluster-id", asked: 4},
+		"no registration":              {objects: with(memberPath, "404"), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", asked: 5},
+		"forbidden":                    {objects: with(nodePath, "403"), want: agent.Topology{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, missing: "zone", asked: 5},
+		"no answer":                    {objects: with(propertyPath, "500"), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id", retry: true, asked: 4},
+		"invalid cluster id":           {objects: with(propertyPath, `{"spec":{"value":"A"}}`), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id RFC", retry: true, asked: 4},
+		"ranges pending": {
+			objects: with(memberPath, `{"spec":{"clustersetIPCIDR":["243.1.0.0/16"]}}`), want: agent.Topology{Node: node},
+			missing: "--clusterset-ip-range yet", pending: true, asked: 5,
+		},
+		"invalid range": {objects: with(memberPath, `{"status":{"clustersetIPCIDRRange":["243"]}}`), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", retry: true, asked: 5},
+		"a federation too": {
+			objects: with(fedPath, `{"spec":{"clusterSetIP":{"ranges":["242.0.0.0/16"]}}}`),
+			want:    agent.Topology{Node: node, Ranges: prefixes("242.0.0.0/16", "243.1.0.0/16", "fd00:243::/64")}, asked: 5,
+		},
+		"a federation alone": {
+			objects: map[string]string{nodePath: all[nodePath], propertyPath: all[propertyPath], fedPath: `{"spec":{"clusterSetIP":{"ranges":["242.0.0.0/16"]}}}`},
+			want:    agent.Topology{Node: node, Ranges: prefixes("242.0.0.0/16")}, asked: 5,
+		},
+		"a federation without ranges": {objects: with(fedPath, `{"spec":{}}`), want: agent.Topology{Node: node, Ranges: ranges}, asked: 5},
+		"a federation forbidden":      {objects: with(fedPath, "403"), want: agent.Topology{Node: node, Ranges: ranges}, missing: "--clusterset-ip-range", asked: 5},
+		"the cluster's own addresses": {
+			objects: map[string]string{
+				nodePath: `{"metadata":{"labels":{"topology.kubernetes.io/zone":"z1"}},"spec":{"podCIDRs":["10.201.3.0/24"]},
+					"status":{"addresses":[{"type":"Hostname","address":"n1"},{"type":"InternalIP","address":"192.0.2.11"},{"type":"InternalIP","address":"fd73::b"}]}}`,
+				propertyPath: all[propertyPath],
+				memberPath: `{"spec":{"podCIDRs":["10.201.0.0/16"],"nodeCIDRs":["192.0.2.0/24"],"serviceCIDRs":["10.96.0.0/12"],"extraCIDRs":["198.51.100.0/24"]},
+					"status":{"clustersetIPCIDRRange":["243.1.0.0/16","fd00:243::/64"]}}`,
+				cidrsPath: `{"items":[{"spec":{"cidrs":["10.96.0.0/16","fd00:96::/112"]}},{"spec":{"cidrs":["10.111.0.0/16"]}}]}`,
+			},
+			want: agent.Topology{Node: node, Ranges: ranges, Own: []lb.Own{
+				own("10.96.0.0/16", useServices), own("10.111.0.0/16", useServices), own("fd00:96::/112", useServices),
+				own("10.96.0.0/12", useServices), own("10.201.0.0/16", usePods), own("192.0.2.0/24", useNodes), own("198.51.100.0/24", useExtra),
+				own("10.201.3.0/24", usePods), own("192.0.2.11/32", useNodes), own("fd73::b/128", useNodes),
+			}}, asked: 5,
+		},
+		"Service ranges forbidden": {objects: with(cidrsPath, "403"), want: agent.Topology{Node: node, Ranges: ranges}, missing: "addresses", asked: 5},
+		"Service ranges invalid":   {objects: with(cidrsPath, `{"items":[{"spec":{"cidrs":["10"]}}]}`), want: agent.Topology{Node: node, Ranges: ranges}, missing: "addresses", retry: true, asked: 5},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -102,8 +152,8 @@ func TestTopologyLookup(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got.topology, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("topology (-want +got):\n%s", diff)
 			}
-			if got.retry != tc.retry || (got.missing == nil) != (tc.missing == "") {
-				t.Errorf("missing %v, retry %v", got.missing, got.retry)
+			if got.retry != tc.retry || got.pending != tc.pending || (got.missing == nil) != (tc.missing == "") {
+				t.Errorf("missing %v, retry %v, pending %v", got.missing, got.retry, got.pending)
 			}
 			for word := range strings.FieldsSeq(tc.missing) {
 				if !strings.Contains(got.missing.Error(), word) {
@@ -155,3 +205,83 @@ func TestSnapshotsWaitForTopology(t *testing.T) {
 type sink func(*clusterset.Snapshot)
 
 func (f sink) Sync(_ context.Context, s *clusterset.Snapshot) error { f(s); return nil }
+
+// Addresses stay in force when their object cannot be read any more, and when it is deleted.
+func TestAddressesOutliveTheirObjects(t *testing.T) {
+	all := map[string]string{
+		nodePath:     `{"status":{"addresses":[{"address":"192.0.2.11"}]}}`,
+		propertyPath: `{"spec":{"value":"a"}}`,
+		memberPath:   `{"spec":{"podCIDRs":["10.201.0.0/16"]},"status":{"clustersetIPCIDRRange":["243.1.0.0/16"]}}`,
+		fedPath:      `{"spec":{"clusterSetIP":{"ranges":["242.0.0.0/16"]}}}`,
+		cidrsPath:    `{"items":[{"spec":{"cidrs":["10.96.0.0/16"]}}]}`,
+	}
+	for _, later := range []string{"404", "403", "500"} {
+		s := &apiServer{objects: maps.Clone(all)}
+		w := newTopologyWatcher(t, s, Config{})
+		first := w.lookup(t.Context(), w.cfg.topology())
+		for path := range s.objects {
+			s.objects[path] = later
+		}
+		second := w.lookup(t.Context(), first.topology)
+		if diff := cmp.Diff(first.topology, second.topology, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+			t.Errorf("after %s (-before +after):\n%s", later, diff)
+		}
+		if len(second.topology.Ranges) != 2 || len(second.topology.Own) != 3 {
+			t.Errorf("after %s: %+v", later, second.topology)
+		}
+	}
+}
+
+// emptyServer is an API server without objects, and without a network.
+type emptyServer struct{ apiServer }
+
+func (s *emptyServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	return w.Result(), nil
+}
+
+// A VIP that is refused because of the ranges causes a lookup, and more of them until the range is found. Further such VIPs
+// cause none for a while: otherwise a tenant could keep all nodes busy with them.
+func TestRefusedVIPCausesLookup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lookups := 0
+		client, err := objectServer(&rest.Config{Host: "http://192.0.2.1", Transport: &emptyServer{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &topologyWatcher{
+			cfg: Config{NodeName: "n1"}, server: client, log: slog.New(slog.DiscardHandler), refused: signal.New(), ready: make(chan struct{}),
+			apply: func(context.Context, agent.Topology) error { lookups++; return nil },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- w.Run(ctx) }()
+		step := func(d time.Duration, least, most int) {
+			t.Helper()
+			before := lookups
+			<-time.After(d)
+			synctest.Wait()
+			if n := lookups - before; n < least || n > most {
+				t.Errorf("%d lookups in %s, want %d to %d", n, d, least, most)
+			}
+		}
+		step(time.Second, 1, 1)
+		step(9*time.Minute, 0, 0)
+		w.refused.Notify()
+		step(topologyRetry, 1, 1) // at once
+		step(time.Minute, 4, 5)   // after 2, 6, 14, 30 seconds
+		for range 60 {
+			w.refused.Notify()
+			<-time.After(time.Second)
+		}
+		step(time.Minute, 0, 2)
+		step(30*time.Minute, 3, 15)
+		w.refused.Notify()
+		step(topologyRetry, 1, 1)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -114,7 +114,7 @@ func (c *policiesConfig) run(cmd *cobra.Command) error {
 func (c *policiesConfig) members(ctx context.Context, supervisor client.Client, f *federationv1alpha1.Federation) (all []reconcile.Member, away []string, err error) {
 	for _, m := range f.Spec.Members {
 		secret := &corev1.Secret{}
-		key := client.ObjectKey{Namespace: c.namespace, Name: m.Secret}
+		key := client.ObjectKey{Namespace: federationv1alpha1.SecretNamespace, Name: m.Secret}
 		err := supervisor.Get(ctx, key, secret)
 		if apierrors.IsNotFound(err) {
 			away = append(away, fmt.Sprintf("member %s: Secret %s, with the token for it, does not exist; run isthmusctl federation create again", m.ClusterID, key))

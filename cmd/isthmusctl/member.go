@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -48,8 +49,9 @@ func oneID(command string) cobra.PositionalArgs {
 // memberListed is one member, as printed by -o json and, in another form, as text.
 type memberListed struct {
 	v1alpha1.MemberSpec
-	Seen    *time.Time `json:"seen,omitempty"` // the last renewal of its Lease
-	Revoked bool       `json:"revoked,omitempty"`
+	Seen    *time.Time            `json:"seen,omitempty"` // the last renewal of its Lease
+	Revoked bool                  `json:"revoked,omitempty"`
+	Quotas  []membership.QuotaUse `json:"quotas,omitempty"`
 }
 
 func memberListCommand() *cobra.Command {
@@ -58,8 +60,9 @@ func memberListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the members of a ClusterSet",
-		Long: `List the members of a ClusterSet, with their addresses and the last renewal of their Leases. A former member is
-shown for an hour.`,
+		Long: `List the members of a ClusterSet, with their addresses, the last renewal of their Leases, and their quotas: what each
+member uses of each limit, and how many of its objects wait because a limit is reached. A former member is shown for an
+hour.`,
 		Example: `  isthmusctl member list --kubeconfig broker.kubeconfig
   isthmusctl member list --kubeconfig broker.kubeconfig -o json`,
 		Args: usage.NoArgs,
@@ -75,9 +78,13 @@ shown for an hour.`,
 			if err != nil {
 				return explainBroker(err, t)
 			}
+			quotas, err := membership.Quotas(cmd.Context(), c, namespace)
+			if err != nil {
+				return explainBroker(err, t)
+			}
 			members := []memberListed{}
 			for _, r := range registered {
-				m := memberListed{MemberSpec: r.Spec, Revoked: r.Revoked}
+				m := memberListed{MemberSpec: r.Spec, Revoked: r.Revoked, Quotas: quotas[r.Spec.ClusterID]}
 				if !r.Seen.IsZero() {
 					m.Seen = &r.Seen
 				}
@@ -120,7 +127,35 @@ func writeMembers(out io.Writer, members []memberListed, now time.Time) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.ClusterID, state, seen, short(m.PodCIDRs), short(m.NodeCIDRs), short(m.ServiceCIDRs),
 			short(m.ExtraCIDRs), short(m.ClusterSetIPCIDR), ago(now, m.JoinTime.Time))
 	}
-	return w.Flush() // reports the errors of all writes
+	if err := w.Flush(); err != nil { // the errors of all writes
+		return err
+	}
+	return writeQuotas(out, members)
+}
+
+// writeQuotas prints what members use of their quotas, and what waits.
+func writeQuotas(out io.Writer, members []memberListed) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	headed := false
+	for _, m := range members {
+		var kinds, uses []string
+		for _, q := range m.Quotas {
+			use := fmt.Sprintf("%d/%d", q.Used, q.Limit)
+			if q.Waiting > 0 {
+				use += fmt.Sprintf(" (%d wait)", q.Waiting)
+			}
+			kinds, uses = append(kinds, strings.ToUpper(q.Kind)), append(uses, use)
+		}
+		if len(kinds) == 0 {
+			continue
+		}
+		if !headed {
+			fmt.Fprintf(w, "\nQUOTAS\t%s\n", strings.Join(kinds, "\t"))
+			headed = true
+		}
+		fmt.Fprintf(w, "%s\t%s\n", m.ClusterID, strings.Join(uses, "\t"))
+	}
+	return w.Flush()
 }
 
 // ago formats the time since t, as kubectl does.

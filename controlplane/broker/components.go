@@ -46,7 +46,7 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 	if err := c.connectBroker(ctx, own); err != nil {
 		return err
 	}
-	if err := c.prepareImports(); err != nil {
+	if err := c.prepareImports(recorder); err != nil {
 		return err
 	}
 	exports := &export.Reconciler{
@@ -103,6 +103,9 @@ func (c *Controller) connectBroker(ctx context.Context, own *registration) error
 	var err error
 	c.broker, err = brokerclient.New(ctx, brokerclient.Config{
 		REST: c.cfg.Broker, Namespace: c.cfg.BrokerNamespace, Self: c.cluster, BrokerTime: c.settings.brokerTime,
+		Remembered: func(name clusterset.ServiceName) map[clusterset.ClusterID]time.Time {
+			return c.importer.Remembered(name)
+		},
 		LeaseRenewed: c.members.Renewed, LeaseDeleted: c.members.LeaseDeleted,
 		Left: func(id clusterset.ClusterID, left bool) {
 			if left {
@@ -121,14 +124,14 @@ func (c *Controller) connectBroker(ctx context.Context, own *registration) error
 }
 
 // prepareImports creates the import reconciler with a client of its own, because the manager's cannot watch.
-func (c *Controller) prepareImports() error {
+func (c *Controller) prepareImports(recorder events.EventRecorder) error {
 	local, err := client.NewWithWatch(c.cfg.Local, client.Options{HTTPClient: c.manager.GetHTTPClient(), Scheme: c.manager.GetScheme(), Mapper: c.manager.GetRESTMapper()})
 	if err != nil {
 		return fmt.Errorf("prepare a client of %s: %w", c.cfg.Local.Host, err)
 	}
 	c.importer, err = imports.New(imports.Config{
 		Cluster: c.cluster, Client: local, Broker: c.broker, Members: c.members,
-		Policy: c.settings.export.Policy, Shared: c.shared, Log: c.cfg.Log,
+		Policy: c.settings.export.Policy, Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	})
 	return err
 }

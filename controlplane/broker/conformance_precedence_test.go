@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
@@ -117,6 +118,9 @@ func TestOldestExportTakesPrecedence(t *testing.T) {
 				m.condition("hello", "Conflict", metav1.ConditionTrue, "PortConflict")
 				w.eventually(func() error {
 					si, _ := m.imported("hello")
+					if si == nil {
+						return fmt.Errorf("%s has no import yet", m.id)
+					}
 					var numbers []int32
 					for _, p := range si.Spec.Ports {
 						numbers = append(numbers, p.Port)
@@ -147,4 +151,97 @@ func TestOldestExportTakesPrecedence(t *testing.T) {
 		}
 	})
 	conformance.Holds(t, "N24")
+}
+
+// number makes an export expose one port of a number.
+func number(port uint16) func(*clusterset.Export) {
+	return func(e *clusterset.Export) {
+		e.Ports = []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: port}}
+	}
+}
+
+// exposes waits until m's import of hello has the ports of one exporter, and lists clusters.
+func (m *member) exposes(port int32, clusters ...string) {
+	m.testbed.t.Helper()
+	m.testbed.eventually(func() error {
+		si, _ := m.imported("hello")
+		if si == nil {
+			return fmt.Errorf("%s has no import", m.id)
+		}
+		var have []string
+		for _, c := range si.Status.Clusters {
+			have = append(have, c.Cluster)
+		}
+		if err := same(m.id+": clusters", clusters, have); err != nil {
+			return err
+		}
+		if len(si.Spec.Ports) != 1 || si.Spec.Ports[0].Port != port {
+			return fmt.Errorf("%s has the ports %v, want %d", m.id, si.Spec.Ports, port)
+		}
+		return nil
+	})
+}
+
+// A member of old writes a record that claims an old date. The claim counts only if the record reached the broker soon after
+// that date. A place once taken survives the loss of the record and a restart of the reader, and is lost by a withdrawal.
+func TestBackDatedExportDoesNotWin(t *testing.T) {
+	w := newTestbed(t)
+	for _, m := range w.both() {
+		m.settings.TimeScale = 1 // a vanished record is kept for a second
+	}
+	w.run()
+	for _, id := range []string{"c", "d", "e"} {
+		w.guest(id, time.Unix(0, 0))
+	}
+	longAgo := func(e *clusterset.Export) { e.ExportedAt = time.Now().Add(-time.Hour) }
+	w.says(w.exportOf("c", "hello", number(81), longAgo), "10.99.0.1") // counts from now
+	w.b.exposes(81, "c")
+	w.a.service("hello")
+	w.laterThanNow()
+	w.a.export("hello")
+	w.b.exposes(81, "a", "c")
+	w.laterThanNow()
+	w.says(w.exportOf("d", "hello", number(82), func(e *clusterset.Export) { e.ExportedAt = time.Unix(0, 0) }), "10.100.0.1")
+	w.says(w.exportOf("e", "hello", number(83), longAgo), "10.101.0.1")
+	for _, m := range w.both() {
+		m.exposes(81, "a", "c", "d", "e")
+	}
+
+	// The broker loses c's record, and has it again.
+	record := &v1alpha1.ExportRecord{}
+	again := func(edit func(*v1alpha1.ExportRecord)) {
+		t.Helper()
+		w.noError(w.broker.Delete(t.Context(), record))
+		record.ResourceVersion, record.UID = "", ""
+		edit(record)
+		w.create(w.broker, record)
+	}
+	w.noError(w.broker.Get(t.Context(), types.NamespacedName{Namespace: w.brokerNS, Name: "c.hello." + w.ns}, record))
+	w.quiet()
+	w.b.stop()
+	again(func(*v1alpha1.ExportRecord) {})
+	w.run(w.b)
+	edit(w, w.broker, record, func(r *v1alpha1.ExportRecord) { r.Spec.Import.Ports[0].Port = 84 }) // seen by b now
+	for _, m := range w.both() {
+		m.exposes(84, "a", "c", "d", "e")
+	}
+
+	// A withdrawal gives the place away: c comes back as the youngest.
+	edit(w, w.broker, record, func(r *v1alpha1.ExportRecord) { r.Spec.WithdrawnAt = new(metav1.Now()) })
+	for _, m := range w.both() {
+		m.exposes(80, "a", "d", "e")
+	}
+	w.laterThanNow()
+	again(func(r *v1alpha1.ExportRecord) { r.Spec.WithdrawnAt = nil })
+	for _, m := range w.both() {
+		m.exposes(80, "a", "c", "d", "e")
+	}
+	conformance.Holds(t, "L72")
+}
+
+// laterThanNow waits for the next second, the resolution of creation times.
+func (w *testbed) laterThanNow() {
+	w.t.Helper()
+	now := time.Now()
+	<-time.After(now.Truncate(time.Second).Add(time.Second + 10*time.Millisecond).Sub(now))
 }

@@ -1,9 +1,11 @@
 package broker_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -24,8 +26,10 @@ func TestLighthouseProfile(t *testing.T) {
 		flags      broker.Settings
 		addresses  int // of an import that has one if nothing is said
 	}{
-		"the profile as a flag":    {flags: broker.Settings{Settings: v1alpha1.Settings{Profile: "lighthouse"}}},
-		"every switch as a flag":   {flags: broker.Settings{Settings: switches}, addresses: 1},
+		"the profile as a flag": {flags: broker.Settings{Settings: v1alpha1.Settings{Profile: "lighthouse"}}},
+		"every switch as a flag": {
+			registered: v1alpha1.Settings{Endpoints: "service-vip"}, flags: broker.Settings{Settings: switches}, addresses: 1,
+		},
 		"every switch as it joins": {registered: switches, addresses: 1},
 	} {
 		t.Run(way, func(t *testing.T) {
@@ -156,5 +160,69 @@ func (w *testbed) typeExclusion(addresses int) {
 	for _, name := range []string{"agrees", "leaves"} {
 		w.b.condition(name, "Ready", metav1.ConditionTrue, "Exported")
 		w.b.condition(name, "Conflict", metav1.ConditionFalse, "NoConflicts")
+	}
+}
+
+// Two clusters use the same service CIDRs, as most do. A Service that declined a ClusterSetIP, or that a cluster exports by
+// its own address, is not imported where its address is another Service's. Its exporter is told, and a third cluster with
+// CIDRs of its own imports it. An unregistered --endpoints=service-vip is refused everywhere.
+func TestOverlappingServiceCIDRs(t *testing.T) {
+	for way, c := range map[string]struct {
+		flags      broker.Settings
+		registered string // endpoints
+		annotated  bool
+		refused    string // the reason on the export
+	}{
+		"the profile":               {flags: broker.Settings{Settings: v1alpha1.Settings{Profile: "lighthouse"}}, refused: "ServiceCIDRsOverlap"},
+		"the annotation":            {annotated: true, refused: "ServiceCIDRsOverlap"},
+		"service-vip":               {registered: "service-vip", refused: "ServiceCIDRsOverlap"},
+		"service-vip, unregistered": {flags: broker.Settings{Settings: v1alpha1.Settings{Endpoints: "service-vip"}}, refused: "EndpointsRefused"},
+	} {
+		t.Run(way, func(t *testing.T) {
+			w := newTestbed(t, func(m *v1alpha1.MemberSpec) { m.Endpoints = c.registered })
+			w.a.settings, w.b.settings = c.flags, c.flags
+			spec := w.b.spec
+			setServices := func(cidr string) {
+				t.Helper()
+				edit(w, w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: "b"}}, func(m *v1alpha1.Member) {
+					m.Spec = spec
+					m.Spec.ServiceCIDRs = []string{cidr}
+				})
+			}
+			setServices("10.96.0.0/12") // contains a's
+			w.run()
+			w.guest("c", time.Unix(0, 0))
+			svc := w.a.service("hello")
+			export := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "hello"}}
+			if c.annotated {
+				export.Annotations = map[string]string{v1alpha1.AnnotationUseClusterSetIP: "false"}
+			}
+			w.create(w.a, export)
+			want := w.a.withoutAddress(svc)
+			if c.registered != "" || c.refused == "EndpointsRefused" {
+				want.ips = 1
+			}
+			here := want.endpoints
+			if c.refused == "EndpointsRefused" {
+				here = nil
+			}
+			message := w.a.condition("hello", "Ready", metav1.ConditionTrue, c.refused)
+			if c.refused == "ServiceCIDRsOverlap" && !strings.Contains(message, svc.Spec.ClusterIP+" lies in the service CIDRs of b, c; export") {
+				t.Errorf("the message is %q", message)
+			}
+			want.endpoints = nil
+			w.b.wants("hello", want)
+			want.endpoints = here
+			w.a.wants("hello", want) // its own address is right at home
+			w.eventually(func() error {
+				if reasons := w.a.eventsOn("hello"); !slices.Contains(reasons, c.refused) {
+					return fmt.Errorf("events: %v", reasons)
+				}
+				return nil
+			})
+			// b has CIDRs of its own after all.
+			setServices("10.196.0.0/16")
+			w.b.wants("hello", want)
+		})
 	}
 }

@@ -154,12 +154,18 @@ func addressesOf(es *discoveryv1.EndpointSlice) []string {
 // eventsOn returns the reasons of the events about m's export of a Service, oldest first.
 func (m *member) eventsOn(name string) []string {
 	m.testbed.t.Helper()
+	return m.eventsAbout(v1beta1.ServiceExportKindName, name)
+}
+
+// eventsAbout returns the reasons of the events on an object of m, oldest first.
+func (m *member) eventsAbout(kind, name string) []string {
+	m.testbed.t.Helper()
 	var list corev1.EventList
 	m.testbed.noError(m.List(m.testbed.t.Context(), &list, client.InNamespace(m.testbed.ns)))
 	slices.SortStableFunc(list.Items, func(x, y corev1.Event) int { return x.CreationTimestamp.Compare(y.CreationTimestamp.Time) })
 	var reasons []string
 	for _, e := range list.Items {
-		if e.InvolvedObject.Kind == v1beta1.ServiceExportKindName && e.InvolvedObject.Name == name {
+		if e.InvolvedObject.Kind == kind && e.InvolvedObject.Name == name {
 			reasons = append(reasons, e.Reason)
 		}
 	}

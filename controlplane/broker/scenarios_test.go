@@ -836,3 +836,89 @@ func TestForeignImportIsNotRemoved(t *testing.T) {
 		t.Error("an import that is not ours was removed")
 	}
 }
+
+// Another controller's ServiceImport has the name of an exported Service in b. Isthmus leaves it alone, adds no slices to
+// it, and says so on it; it writes nothing more. The import follows when it is gone.
+func TestForeignImportOfTheSameName(t *testing.T) {
+	w := newTestbed(t).run()
+	theirs := &v1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "hello", Labels: map[string]string{"app.kubernetes.io/managed-by": "another"}},
+		Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: []string{"241.1.0.1"}, Ports: []v1beta1.ServicePort{{Name: "http", Port: 8888}}},
+	}
+	w.create(w.b, theirs)
+	w.a.service("hello")
+	w.a.export("hello")
+	w.a.wants("hello", helloOfA)
+	w.eventually(func() error {
+		if reasons := w.b.eventsAbout(v1beta1.ServiceImportKindName, "hello"); !slices.Contains(reasons, "ForeignServiceImport") {
+			return fmt.Errorf("events: %v", reasons)
+		}
+		return nil
+	})
+	untouched := func() {
+		t.Helper()
+		si, imported := w.b.imported("hello")
+		if si == nil || si.ResourceVersion != theirs.ResourceVersion || len(imported) > 0 {
+			t.Errorf("the ServiceImport of another is %+v, with %d slices", si, len(imported))
+		}
+	}
+	w.quiet()
+	untouched()
+	if writes := w.changesWithin(3*settle, w.b); len(writes) > 0 {
+		t.Errorf("writes beside a ServiceImport of another: %v", writes)
+	}
+	w.a.unexport("hello")
+	w.brokerEmpty()
+	untouched()
+	w.a.export("hello")
+	w.a.wants("hello", helloOfA)
+	untouched()
+	w.noError(w.b.Delete(t.Context(), theirs))
+	w.b.wants("hello", helloOfA)
+
+	// It appears while an import exists, as after a race of two controllers: the slices go, and it stays.
+	w.b.stop()
+	si, _ := w.b.imported("hello")
+	w.noError(w.b.Delete(t.Context(), si))
+	theirs.ResourceVersion, theirs.UID = "", ""
+	w.create(w.b, theirs)
+	w.run(w.b)
+	w.eventually(func() error {
+		if _, imported := w.b.imported("hello"); len(imported) > 0 {
+			return fmt.Errorf("it has %d slices of the former import", len(imported))
+		}
+		return nil
+	})
+	untouched()
+}
+
+// An EndpointSlice of another controller has the name of an imported one. It is left alone, and the other slices arrive.
+func TestForeignSliceOfTheSameName(t *testing.T) {
+	w := newTestbed(t).run()
+	svc := w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	_, imported := w.b.imported("hello")
+	w.b.stop()
+	si, _ := w.b.imported("hello")
+	w.noError(w.b.Delete(t.Context(), si))
+	w.noError(w.b.Delete(t.Context(), &imported[0]))
+	theirs := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: imported[0].Name, Labels: map[string]string{discoveryv1.LabelManagedBy: "another"}}, AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}}},
+	}
+	w.create(w.b, theirs)
+	w.a.slice(svc, corev1.IPv4Protocol, 2)
+	w.run(w.b)
+	want := helloOfA
+	want.endpoints = []string{"10.97.0.2:8080"}
+	w.b.wants("hello", want)
+	have := &discoveryv1.EndpointSlice{}
+	w.noError(w.b.Get(t.Context(), client.ObjectKeyFromObject(theirs), have))
+	if have.ResourceVersion != theirs.ResourceVersion {
+		t.Errorf("the slice of another was written: %+v", have)
+	}
+	w.noError(w.b.Delete(t.Context(), theirs))
+	want.endpoints = []string{"10.97.0.1:8080", "10.97.0.2:8080"}
+	w.b.wants("hello", want)
+}

@@ -32,6 +32,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
+	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
@@ -64,6 +65,7 @@ func TestMain(m *testing.M) {
 	var servers []*apitest.Server
 	for i := range serverSets {
 		p := &serverSets[i]
+		p.b.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.196.0.0/16"), netip.MustParsePrefix("fd00:196::/112")}
 		servers = append(servers, &p.a, &p.b, &p.broker)
 		free <- p
 	}
@@ -113,12 +115,15 @@ var blocks = map[string][]string{"a": {"243.10.0.0/16", "fd00:243:10::/64"}, "b"
 
 // registration returns the registration of member id, which covers the addresses of slice.
 func registration(id string) v1alpha1.MemberSpec {
+	services := []string{"10.96.0.0/16", "fd00:96::/112"}
+	if id == "b" {
+		services = []string{"10.196.0.0/16", "fd00:196::/112"}
+	}
 	return v1alpha1.MemberSpec{
 		ClusterID: id, ClusterSetID: "test", ClusterSetIPEnabled: true, ClusterSetIPCIDR: blocks[id], JoinTime: metav1.Now(),
-		PodCIDRs:   []string{fmt.Sprintf("10.%d.0.0/16", id[0]), fmt.Sprintf("fd00:%d::/64", id[0])},
-		ExtraCIDRs: []string{fmt.Sprintf("240.0.%d.0/24", id[0])},
-		// The API servers use the same CIDRs, as most clusters do.
-		ServiceCIDRs: []string{"10.96.0.0/16", "fd00:96::/112"},
+		PodCIDRs:     []string{fmt.Sprintf("10.%d.0.0/16", id[0]), fmt.Sprintf("fd00:%d::/64", id[0])},
+		ExtraCIDRs:   []string{fmt.Sprintf("240.0.%d.0/24", id[0])},
+		ServiceCIDRs: services, // those of its API server
 	}
 }
 
@@ -190,8 +195,9 @@ func (w *testbed) newMember(id string, config, broker *rest.Config, n int32, edi
 	w.create(m, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.install, Name: m.id}, Spec: spec})
 	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: m.id}, Spec: spec})
 	m.grant()
+	m.fence()
 	m.config = rest.CopyConfig(config)
-	m.config.Impersonate.UserName = "isthmus-controller"
+	m.config.Impersonate.UserName = m.account()
 	m.gate, m.via = apitest.NewGate(w.t, broker)
 	m.via.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:" + w.brokerNS + ":" + v1alpha1.MemberAccount(m.id),
@@ -207,6 +213,32 @@ func (w *testbed) newMember(id string, config, broker *rest.Config, n int32, edi
 	return m
 }
 
+// account returns the user name of the controller's account.
+func (m *member) account() string {
+	return "system:serviceaccount:" + m.install + ":isthmus-controller"
+}
+
+// fence restricts the controller as every member cluster does. Members of other tests have policies of their own.
+func (m *member) fence() {
+	t := m.testbed.t
+	t.Helper()
+	policies, err := fences.Policies(m.install)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range policies {
+		if p.GetName() != fences.ControllerName {
+			continue // it would reserve labels to the controller of this test
+		}
+		p.SetName(p.GetName() + "." + m.install)
+		if binding, ok := p.(*admissionv1.ValidatingAdmissionPolicyBinding); ok {
+			binding.Spec.PolicyName = p.GetName()
+		}
+		m.testbed.create(m, p)
+		t.Cleanup(func() { m.testbed.noError(client.IgnoreNotFound(m.Delete(context.WithoutCancel(t.Context()), p))) })
+	}
+}
+
 // grant gives the controller its generated rules, and no others.
 func (m *member) grant() {
 	t := m.testbed.t
@@ -215,7 +247,7 @@ func (m *member) grant() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "isthmus-controller"}}
+	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: m.account()}}
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
 		var kind metav1.TypeMeta
 		if err := yaml.Unmarshal([]byte(doc), &kind); err != nil {

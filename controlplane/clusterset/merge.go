@@ -83,8 +83,8 @@ func Merge(exports []Export) (Import, []Conflict) { return Policy{}.Merge(export
 // Merge combines the exports of one Service. All exports must name the same Service, and each member may occur once. The
 // order of exports does not matter: the oldest one takes precedence, and ties go to the lower member id. Ports are the
 // union; a port of a later export is left out if its name, or its protocol and number, collides with an earlier one. For
-// example, east exports http/80 and west, later, http/8080: the import has http/80. Every other property is that of the
-// oldest export. Merging no exports gives the zero Import.
+// example, east exports http/80 and west, later, http/8080: the import has http/80. Cluster weights are those on which
+// exporters agree. Every other property is that of the oldest export. Merging no exports gives the zero Import.
 //
 // The import has a ClusterSetIP if the oldest export that remembers an agreement says so, or else if the oldest one with
 // a preference asks for one. IPs are those of the oldest export that remembers any; their allocation is decided
@@ -112,7 +112,7 @@ func (p Policy) Merge(exports []Export) (Import, []Conflict) {
 		InternalTrafficPolicy: oldest.InternalTrafficPolicy,
 		TrafficDistribution:   oldest.TrafficDistribution,
 		Labels:                maps.Clone(oldest.Labels),
-		Annotations:           maps.Clone(oldest.Annotations),
+		Annotations:           mergeWeights(maps.Clone(oldest.Annotations), counted),
 	}
 	for _, e := range counted {
 		imp.Clusters = append(imp.Clusters, e.Cluster)

@@ -98,3 +98,47 @@ func TestChoiceOfClusterSetIP(t *testing.T) {
 		})
 	}
 }
+
+// Weights count among the exporters that state the same ones. What one cluster states alone changes nothing for the others.
+func TestWeightsNeedAgreement(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		stated []string // by exporters a, b, c, the oldest first
+		want   string
+	}{
+		"nobody":                         {[]string{"", ""}, ""},
+		"all":                            {[]string{"a=3,b=1", "b=1, a=3"}, "a=3,b=1"},
+		"all, of one that is not listed": {[]string{"a=3", "a=3"}, "a=3,b=1"},
+		"the oldest alone takes all":     {[]string{"a=1000,b=0", ""}, ""},
+		"the youngest alone takes all":   {[]string{"", "b=1000,a=0"}, ""},
+		"two that differ":                {[]string{"a=3,b=1", "a=1,b=3"}, ""},
+		"a third states nothing":         {[]string{"a=3,b=1", "a=3,b=1", ""}, "a=3,b=1;"},
+		"a third wants all":              {[]string{"c=0,a=1000", "a=1,b=3,c=1", "a=1,b=3,c=1"}, "b=3,c=1;"},
+		"two against two":                {[]string{"a=9", "a=9", "d=2", "d=2"}, "a=9,b=1;c=1,d=2;"},
+		"one drains itself":              {[]string{"", "b=0"}, "b=0;"},
+		"and not others":                 {[]string{"", "a=0,b=1"}, ""},
+		"alone":                          {[]string{"a=3"}, ""},
+		"not valid, for agents to tell":  {[]string{"a=many", ""}, "a=many"},
+		"not valid beside an agreement":  {[]string{"a=many", "b=2", "b=2"}, "b=2,c=1;"},
+		"groups are not for exporters":   {[]string{"a=3,b=1;", "a=3,b=1;"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var exports []clusterset.Export
+			for i, text := range tt.stated {
+				e := clusterset.Export{Cluster: clusterset.ClusterID(rune('a' + i)), ExportedAt: time.Unix(int64(i), 0), Type: clusterset.ClusterSetIP, Annotations: map[string]string{"note": "x"}}
+				if text != "" {
+					e.Annotations[clusterset.AnnotationClusterWeights] = text
+				}
+				exports = append(exports, e)
+			}
+			imp, _ := clusterset.Merge(exports)
+			if have := imp.Annotations[clusterset.AnnotationClusterWeights]; have != tt.want || imp.Annotations["note"] != "x" {
+				t.Errorf("annotations %v, want weights %q", imp.Annotations, tt.want)
+			}
+			if len(exports[0].Annotations) > 2 || tt.stated[0] != exports[0].Annotations[clusterset.AnnotationClusterWeights] {
+				t.Errorf("Merge changed its input: %v", exports[0].Annotations)
+			}
+		})
+	}
+}

@@ -15,8 +15,10 @@ type Member struct {
 	Blocks   []netip.Prefix // of its ClusterSetIPs, at most one per family
 	Routed   []netip.Prefix // of its pods, nodes and other endpoints to which other members may send traffic
 	Services []netip.Prefix // of its own Services; several members may use the same
-	JoinedAt time.Time
-	LeftAt   time.Time // zero while it is a member
+	// ServiceVIP tells that the member exports the addresses of its Services instead of its pods.
+	ServiceVIP bool
+	JoinedAt   time.Time
+	LeftAt     time.Time // zero while it is a member
 }
 
 // MemberRegistry holds the members of the ClusterSet, and tells which addresses each may publish. For example, it refuses
@@ -81,6 +83,38 @@ func (r *MemberRegistry) CheckEndpoint(id ClusterID, a netip.Addr) error {
 		return fmt.Errorf("%s belongs to another member, which joined earlier", a)
 	}
 	return nil
+}
+
+// CheckEndpointFor returns the reason why the cluster reader must not use a as an endpoint of member id, or nil. Beside
+// CheckEndpoint it holds that an address of a Service is an endpoint only if the member exports those, or if the exported
+// Service declined a ClusterSetIP; and that an address in the reader's own service CIDRs is never one of another cluster.
+// There, 10.96.0.1 is the API server of the reader itself.
+func (r *MemberRegistry) CheckEndpointFor(reader, id ClusterID, a netip.Addr, declined bool) error {
+	if err := r.CheckEndpoint(id, a); err != nil {
+		return err
+	}
+	a = a.Unmap()
+	contains := func(p netip.Prefix) bool { return p.Contains(a) }
+	e := r.members[id]
+	switch {
+	case !declined && !e.ServiceVIP && !slices.ContainsFunc(e.Routed, contains):
+		return fmt.Errorf("%s is an address of a Service of cluster %s, which is registered to export pods; deploy the broker with --endpoints=service-vip and join again", a, id)
+	case reader != id && slices.ContainsFunc(r.members[reader].Services, contains):
+		return fmt.Errorf("%s lies in the service CIDRs of cluster %s itself", a, reader)
+	}
+	return nil
+}
+
+// Refusing returns the other members that must not use a as an endpoint of member id, sorted.
+func (r *MemberRegistry) Refusing(id ClusterID, a netip.Addr, declined bool) []ClusterID {
+	var ids []ClusterID
+	for _, e := range r.members {
+		if e.ID != id && e.LeftAt.IsZero() && r.CheckEndpointFor(e.ID, id, a, declined) != nil {
+			ids = append(ids, e.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // CheckIP returns the reason why a cannot be a ClusterSetIP that member by allocated, or nil. The address stays valid when

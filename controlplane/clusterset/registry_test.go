@@ -2,6 +2,7 @@ package clusterset_test
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -109,5 +110,73 @@ func TestNobodyExportedBeforeHeJoined(t *testing.T) {
 	later := a.JoinedAt.Add(time.Minute)
 	if got := registry.ExportedAt("a", later); !got.Equal(later) {
 		t.Errorf("an export from %s counts from %s", later, got)
+	}
+}
+
+func TestPlace(t *testing.T) {
+	t.Parallel()
+	registry := registryOfThree()
+	a, _ := registry.Member("a")
+	at := func(minutes int) time.Time { return a.JoinedAt.Add(time.Duration(minutes) * time.Minute) }
+	for name, tt := range map[string]struct {
+		claim clusterset.Claim
+		want  time.Time
+	}{
+		"written at once":               {clusterset.Claim{Exported: at(60), Written: at(60)}, at(60)},
+		"written after a restart":       {clusterset.Claim{Exported: at(60), Written: at(62)}, at(60)},
+		"written late":                  {clusterset.Claim{Exported: at(60), Written: at(64)}, at(64)},
+		"back-dated":                    {clusterset.Claim{Exported: time.Unix(0, 0), Written: at(64)}, at(64)},
+		"of a clock that is ahead":      {clusterset.Claim{Exported: at(90), Written: at(60)}, at(90)},
+		"before it joined":              {clusterset.Claim{Exported: at(-2), Written: at(-1)}, at(0)},
+		"by the broker's time":          {clusterset.Claim{Written: at(60)}, at(60)},
+		"written again":                 {clusterset.Claim{Exported: at(60), Written: at(900), Remembered: at(60)}, at(60)},
+		"written again, once late":      {clusterset.Claim{Exported: at(60), Written: at(900), Remembered: at(64)}, at(64)},
+		"written again, back-dated":     {clusterset.Claim{Exported: at(10), Written: at(900), Remembered: at(60)}, at(60)},
+		"created again":                 {clusterset.Claim{Exported: at(800), Written: at(900), Remembered: at(60)}, at(800)},
+		"created and written again":     {clusterset.Claim{Exported: at(899), Written: at(900), Remembered: at(60)}, at(899)},
+		"again, by the broker's time":   {clusterset.Claim{Written: at(900), Remembered: at(60)}, at(60)},
+		"a memory that is worth little": {clusterset.Claim{Exported: at(10), Written: at(60), Remembered: at(70)}, at(60)},
+	} {
+		if got := registry.Place("a", tt.claim); !got.Equal(tt.want) {
+			t.Errorf("%s: counts from %s, want %s", name, got, tt.want)
+		}
+	}
+}
+
+func TestEndpointsForAReader(t *testing.T) {
+	t.Parallel()
+	registry := clusterset.NewMemberRegistry(prefixes("243.0.0.0/8"), []clusterset.Member{
+		{ID: "pods", Routed: prefixes("10.1.0.0/16"), Services: prefixes("10.96.0.0/16")},
+		{ID: "vips", Routed: prefixes("10.2.0.0/16"), Services: prefixes("10.97.0.0/16"), ServiceVIP: true},
+		{ID: "same", Routed: prefixes("10.3.0.0/16"), Services: prefixes("10.97.0.0/16", "10.96.0.0/16"), ServiceVIP: true},
+		{ID: "evil", Routed: prefixes("10.4.0.0/16", "10.96.0.0/12")},
+		{ID: "left", Services: prefixes("10.97.0.0/16"), LeftAt: time.Unix(1, 0)},
+	})
+	for name, tt := range map[string]struct {
+		reader, id clusterset.ClusterID
+		address    string
+		declined   bool
+		refused    string
+	}{
+		"a pod":                                  {"vips", "pods", "10.1.0.1", false, ""},
+		"a Service of a member of pods":          {"vips", "pods", "10.96.0.5", false, "registered to export pods"},
+		"one that declined":                      {"vips", "pods", "10.96.0.5", true, ""},
+		"one that declined, in the same CIDR":    {"same", "pods", "10.96.0.5", true, "service CIDRs of cluster same itself"},
+		"a Service of a member of VIPs":          {"pods", "vips", "10.97.0.5", false, ""},
+		"... in the same CIDR":                   {"same", "vips", "10.97.0.5", false, "service CIDRs of cluster same itself"},
+		"... at home":                            {"vips", "vips", "10.97.0.5", false, ""},
+		"the reader's API server, as a pod":      {"pods", "evil", "10.96.0.1", false, "service CIDRs of cluster pods itself"},
+		"... of a mapped form":                   {"pods", "evil", "::ffff:10.96.0.1", false, "service CIDRs of cluster pods itself"},
+		"outside":                                {"pods", "vips", "10.99.0.5", true, "outside of the CIDRs"},
+		"a reader that the registry lacks":       {"new", "vips", "10.97.0.5", false, ""},
+		"a Service that declined, as ClusterSet": {"pods", "vips", "243.0.0.1", true, "range of ClusterSetIPs"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkRefusal(t, registry.CheckEndpointFor(tt.reader, tt.id, netip.MustParseAddr(tt.address), tt.declined), tt.refused)
+		})
+	}
+	if ids := registry.Refusing("vips", netip.MustParseAddr("10.97.0.5"), false); !slices.Equal(ids, []clusterset.ClusterID{"same"}) {
+		t.Errorf("refusing: %v, want only the present member with that service CIDR", ids)
 	}
 }

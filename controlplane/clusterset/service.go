@@ -217,6 +217,7 @@ type Export struct {
 // Import is one Service of the ClusterSet, the same in every member.
 type Import struct {
 	Service               ServiceName
+	Created               time.Time // in the importing cluster; zero if unknown
 	Type                  ServiceType
 	IPs                   []netip.Addr // at most one per family; empty for Headless
 	UseIP                 Choice       // Disabled: it never gets an IP

@@ -48,7 +48,6 @@ import (
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=clusterclaims,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get;list;watch;create;update
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
-// +kubebuilder:rbac:groups="",resources=secrets,verbs=list;watch,namespace=isthmus-system
 
 // NotFormed is the Problem of a State in a cluster that is not part of a federation yet.
 const NotFormed = "there is no Federation; run isthmusctl federation create"
@@ -74,7 +73,7 @@ func Scaled(factor float64) engine.Times {
 type Config struct {
 	// Local is the API server of the cluster itself.
 	Local *rest.Config
-	// Namespace is the namespace of Isthmus: of the Secrets here, and of the Leases in every member.
+	// Namespace is the namespace of Isthmus, with the Leases, in every member.
 	Namespace string
 	// Pod names this process to people. It need not be unique.
 	Pod   string
@@ -147,7 +146,8 @@ func New(cfg Config) (*Federation, error) {
 		{Source: objectcache.Source{Object: &federationv1alpha1.Federation{}, Optional: true}},
 		{Source: objectcache.Source{Object: &federationv1alpha1.ClusterClaim{}, Optional: true}},
 		{Source: objectcache.Source{Object: &about.ClusterProperty{}, Optional: true}},
-		{Source: objectcache.Source{Object: &corev1.Secret{}, Namespace: cfg.Namespace, Keep: isTarget, Trim: trimSecret}},
+		// Only supervisors have the right to read these.
+		{Source: objectcache.Source{Object: &corev1.Secret{}, Namespace: federationv1alpha1.SecretNamespace, Keep: isTarget, Trim: trimSecret, SkipIfForbidden: true}},
 	}, func(int, client.Object, client.Object) { f.changed() }, f.changed)
 	return f, err
 }
@@ -202,7 +202,7 @@ func (f *Federation) follow(ctx context.Context, i *objectcache.ObjectInformer) 
 	logged := ""
 	for ctx.Err() == nil {
 		err := follow(ctx)
-		if err != nil && err.Error() != logged {
+		if err != nil && err.Error() != logged && !i.Skipped() {
 			logged = err.Error()
 			f.cfg.Log.Error("this cluster cannot be read; its last known objects stay in effect", "err", err)
 		}
@@ -295,6 +295,9 @@ func (f *Federation) work(ctx context.Context, id clusterset.ClusterID, federati
 	}
 	targets, err := f.targets(ctx, federation.Spec.Members)
 	if err != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.problem = err.Error()
 		return err
 	}
 	pinned := map[string]string{}
@@ -345,7 +348,10 @@ func (f *Federation) targets(ctx context.Context, members []federationv1alpha1.M
 	targets := map[string]*member.Target{}
 	for _, m := range members {
 		secret := &corev1.Secret{}
-		err := f.local.Get(ctx, client.ObjectKey{Namespace: f.cfg.Namespace, Name: m.Secret}, secret)
+		err := f.local.Get(ctx, client.ObjectKey{Namespace: federationv1alpha1.SecretNamespace, Name: m.Secret}, secret)
+		if errors.Is(err, objectcache.ErrNotSynced) {
+			return nil, fmt.Errorf("this cluster's controller may not read the Secrets of namespace %s; run isthmusctl federation create again: %w", federationv1alpha1.SecretNamespace, err)
+		}
 		if client.IgnoreNotFound(err) != nil {
 			return nil, err
 		}

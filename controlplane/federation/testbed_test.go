@@ -141,8 +141,8 @@ func (w *testbed) form(clusters ...bootstrap.Cluster) error {
 func (w *testbed) switchOnVIPs() {
 	w.t.Helper()
 	w.vips = true
-	for _, supervisor := range ids[:2] {
-		w.edit(supervisor, func(spec *federationv1alpha1.FederationSpec) {
+	for _, id := range ids {
+		w.edit(id, func(spec *federationv1alpha1.FederationSpec) {
 			spec.ClusterSetIP = federationv1alpha1.ClusterSetIPSpec{Enabled: true, Ranges: []string{"242.0.0.0/16"}}
 		})
 	}
@@ -153,7 +153,7 @@ func (w *testbed) end() {
 	ctx := context.Background()
 	for _, id := range ids {
 		_ = w.admin[id].Delete(ctx, &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}})
-		for _, ns := range []string{namespace, demo} {
+		for _, ns := range []string{namespace, federationv1alpha1.SecretNamespace, demo} {
 			for _, kind := range []client.Object{
 				&corev1.Service{}, &discoveryv1.EndpointSlice{}, &mcsv1beta1.ServiceImport{}, &networkingv1.NetworkPolicy{},
 				&corev1.ConfigMap{}, &corev1.Secret{}, &coordinationv1.Lease{},
@@ -189,7 +189,7 @@ func (w *testbed) create(id clusterset.ClusterID, obj client.Object) {
 func (w *testbed) secret(supervisor, id clusterset.ClusterID) *corev1.Secret {
 	w.t.Helper()
 	have := &corev1.Secret{}
-	if err := w.admin[supervisor].Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: "federation-" + string(id)}, have); err != nil {
+	if err := w.admin[supervisor].Get(w.t.Context(), client.ObjectKey{Namespace: federationv1alpha1.SecretNamespace, Name: "federation-" + string(id)}, have); err != nil {
 		w.t.Fatal(err)
 	}
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: have.Namespace, Name: have.Name}, Data: have.Data}

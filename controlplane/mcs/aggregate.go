@@ -1,7 +1,6 @@
 package mcs
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -38,18 +37,27 @@ func Aggregate(a clusterset.Aggregate) *v1beta1.ServiceImport {
 	return si
 }
 
-// ParseAggregate is the inverse of Aggregate. The error names the object and the field.
-func ParseAggregate(si *v1beta1.ServiceImport) (clusterset.Aggregate, error) {
+// ParseAggregate is the inverse of Aggregate. It reads only the fields that Aggregate writes, and omits those that are not
+// valid: any member may write the others, and an aggregate must not stop its exporters. The error names an object that is no
+// aggregate.
+func ParseAggregate(si *v1beta1.ServiceImport) (clusterset.Aggregate, []Omission, error) {
 	name, ok := ServiceOf(si)
 	if !ok || si.Name != AggregateName(name) {
-		return clusterset.Aggregate{}, fmt.Errorf("aggregate %s: the labels name service %s", si.Name, name)
+		return clusterset.Aggregate{}, nil, fmt.Errorf("aggregate %s: the labels name service %s", si.Name, name)
 	}
-	p, err := parseSpec("spec", &si.Spec)
-	errs := []error{err}
-	a := clusterset.Aggregate{Service: name, Type: p.typ, IPs: p.ips}
+	var omitted omissions
+	a := clusterset.Aggregate{Service: name}
+	a.Type, _ = parseType(si.Spec.Type)
+	var err error
+	if a.IPs, err = parseAddrs(si.Spec.IPs); err != nil {
+		omitted.add("spec.ips", "%v", err)
+	}
 	if by, ok := si.Annotations[v1alpha1.AnnotationAllocatedBy]; ok {
 		a.AllocatedBy = clusterset.ClusterID(by)
-		errs = append(errs, a.AllocatedBy.Validate())
+		if err := a.AllocatedBy.Validate(); err != nil {
+			a.AllocatedBy = ""
+			omitted.add("annotation "+v1alpha1.AnnotationAllocatedBy, "it names no cluster")
+		}
 	}
 	switch si.Annotations[v1alpha1.AnnotationUseClusterSetIP] {
 	case clusterset.Enabled.String():
@@ -57,16 +65,14 @@ func ParseAggregate(si *v1beta1.ServiceImport) (clusterset.Aggregate, error) {
 	case clusterset.Disabled.String():
 		a.UseIP = clusterset.Disabled
 	}
-	for i, c := range si.Status.Clusters {
-		id := clusterset.ClusterID(c.Cluster)
-		if err := id.Validate(); err != nil {
-			errs = append(errs, fmt.Errorf("status.clusters[%d]: %w", i, err))
+	for _, c := range si.Status.Clusters[:min(len(si.Status.Clusters), maxClusters)] {
+		if id := clusterset.ClusterID(c.Cluster); id.Validate() == nil {
+			a.Clusters = append(a.Clusters, id)
 		}
-		a.Clusters = append(a.Clusters, id)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return clusterset.Aggregate{}, fmt.Errorf("aggregate %s: %w", si.Name, err)
+	if n := len(si.Status.Clusters) - len(a.Clusters); n > 0 {
+		omitted.add("status.clusters", "%d entries name no cluster, or are more than %d", n, maxClusters)
 	}
 	slices.Sort(a.Clusters)
-	return a, nil
+	return a, omitted, nil
 }

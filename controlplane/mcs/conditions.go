@@ -17,12 +17,23 @@ const (
 	ReasonClusterSetIPEnablementConflict v1beta1.ServiceExportConditionReason = "ClusterSetIPEnablementConflict"
 	// ReasonRestrictedNamespace is a reason of the condition Valid.
 	ReasonRestrictedNamespace v1beta1.ServiceExportConditionReason = "RestrictedNamespace"
+	// ReasonTooManyPorts is a reason of the condition Valid.
+	ReasonTooManyPorts v1beta1.ServiceExportConditionReason = "TooManyPorts"
+	// ReasonMetadataRefused is a reason of the condition Ready with status True: the Service is exported without some of its
+	// labels and annotations.
+	ReasonMetadataRefused v1beta1.ServiceExportConditionReason = "MetadataRefused"
 	// ReasonEndpointsRefused is a reason of the condition Ready with status True: the Service is exported without some of its
 	// endpoints.
 	ReasonEndpointsRefused v1beta1.ServiceExportConditionReason = "EndpointsRefused"
 	// ReasonNamesTooLong is a reason of the condition Ready with status True: the Service is exported, but some of its DNS
 	// names would be too long.
 	ReasonNamesTooLong v1beta1.ServiceExportConditionReason = "NamesTooLong"
+	// ReasonQuotaExceeded is a reason of the condition Ready. With status False the export waits because the cluster has used
+	// up a quota of the ClusterSet; with status True only some of its EndpointSlices wait.
+	ReasonQuotaExceeded v1beta1.ServiceExportConditionReason = "QuotaExceeded"
+	// ReasonServiceCIDRsOverlap is a reason of the condition Ready with status True: the Service is exported by its own address,
+	// which some clusters cannot use.
+	ReasonServiceCIDRsOverlap v1beta1.ServiceExportConditionReason = "ServiceCIDRsOverlap"
 	// ReasonExcluded is a reason of the condition Ready with status False: the type of the Service differs from that of the
 	// import, and the policy excludes such exporters.
 	ReasonExcluded v1beta1.ServiceExportConditionReason = "TypeExcluded"
@@ -69,25 +80,75 @@ func Exported(ips []netip.Addr) metav1.Condition {
 // few is how many items a message names.
 const few = 3
 
-// ExportedWithout is Exported for a Service with omissions: refused has one error for each endpoint that other members would
-// ignore, unnamed is the result of [Unnamed].
-func ExportedWithout(ips []netip.Addr, refused []error, unnamed []string) metav1.Condition {
+// Shortcomings are the parts of a Service that other clusters do not get.
+type Shortcomings struct {
+	Omitted []Omission // labels and annotations
+	Unnamed []string   // the result of [Unnamed]
+	Refused []error    // one for each endpoint that other clusters would ignore
+	Overlap []Overlap
+	Waiting int   // EndpointSlices that wait for a quota
+	Quota   error // the reason for Waiting
+}
+
+// Overlap is an address of a Service that some clusters ignore because their own Services have such addresses.
+type Overlap struct {
+	Address  netip.Addr
+	Clusters []clusterset.ClusterID
+}
+
+// String returns the address and the clusters.
+func (o Overlap) String() string {
+	var ids []string
+	for _, id := range o.Clusters[:min(few, len(o.Clusters))] {
+		ids = append(ids, string(id))
+	}
+	text := fmt.Sprintf("%s lies in the service CIDRs of %s", o.Address, strings.Join(ids, ", "))
+	if n := len(o.Clusters) - len(ids); n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text
+}
+
+// ExportedWithout is Exported for a Service with shortcomings. The reason is that of the worst one.
+func ExportedWithout(ips []netip.Addr, s Shortcomings) metav1.Condition {
 	c := Exported(ips)
-	if len(unnamed) > 0 {
+	if len(s.Omitted) > 0 {
+		c.Reason = string(ReasonMetadataRefused)
+		c.Message = fmt.Sprintf("%s, without %d labels or annotations that no import can have: %s", c.Message, len(s.Omitted), examples(s.Omitted))
+	}
+	if len(s.Unnamed) > 0 {
 		c.Reason = string(ReasonNamesTooLong)
 		c.Message = fmt.Sprintf("%s, without %d DNS names that are too long: %s; shorten the parts of these names",
-			c.Message, len(unnamed), strings.Join(unnamed[:min(few, len(unnamed))], ", "))
+			c.Message, len(s.Unnamed), strings.Join(s.Unnamed[:min(few, len(s.Unnamed))], ", "))
 	}
-	if len(refused) > 0 {
-		var examples []string
-		for _, err := range refused[:min(few, len(refused))] {
-			examples = append(examples, err.Error())
+	if len(s.Overlap) > 0 {
+		var texts []string
+		for _, o := range s.Overlap {
+			texts = append(texts, o.String())
 		}
+		c.Reason = string(ReasonServiceCIDRsOverlap)
+		c.Message = fmt.Sprintf("%s, but not to every cluster: %s; export the service with a ClusterSetIP and its pods, or give the clusters distinct service CIDRs",
+			c.Message, strings.Join(texts, ", "))
+	}
+	if len(s.Refused) > 0 {
 		c.Reason = string(ReasonEndpointsRefused)
 		c.Message = fmt.Sprintf("%s, without %d endpoints that other clusters would ignore: %s; register their addresses with isthmusctl member set",
-			c.Message, len(refused), strings.Join(examples, ", "))
+			c.Message, len(s.Refused), examples(s.Refused))
+	}
+	if s.Waiting > 0 {
+		c.Reason = string(ReasonQuotaExceeded)
+		c.Message = fmt.Sprintf("%s, without %d EndpointSlices that wait: %s", c.Message, s.Waiting, s.Quota)
 	}
 	return c
+}
+
+// examples returns the first errors in one line.
+func examples[E error](errs []E) string {
+	var texts []string
+	for _, err := range errs[:min(few, len(errs))] {
+		texts = append(texts, err.Error())
+	}
+	return strings.Join(texts, ", ")
 }
 
 // NotReady returns the condition Ready of a ServiceExport that is Pending (it needs no action) or Failed (it needs one).

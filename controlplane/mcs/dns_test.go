@@ -50,13 +50,13 @@ func TestUnnamed(t *testing.T) {
 		if len(unnamed) != tc.want {
 			t.Errorf("%s: %q", name, unnamed)
 		}
-		if c := ExportedWithout(nil, nil, unnamed); c.Status != metav1.ConditionTrue || (c.Reason == string(ReasonNamesTooLong)) != (tc.want > 0) {
+		if c := ExportedWithout(nil, Shortcomings{Unnamed: unnamed}); c.Status != metav1.ConditionTrue || (c.Reason == string(ReasonNamesTooLong)) != (tc.want > 0) {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
 	conformance.Holds(t, "N48")
 	refused := []error{errors.New("10.0.0.9 is nobody's")}
-	if c := ExportedWithout(nil, refused, []string{"port p"}); c.Reason != string(ReasonEndpointsRefused) || !strings.Contains(c.Message, "port p") || !strings.Contains(c.Message, "10.0.0.9") {
+	if c := ExportedWithout(nil, Shortcomings{Refused: refused, Unnamed: []string{"port p"}}); c.Reason != string(ReasonEndpointsRefused) || !strings.Contains(c.Message, "port p") || !strings.Contains(c.Message, "10.0.0.9") {
 		t.Errorf("with both: %+v", c)
 	}
 }

@@ -118,6 +118,15 @@ func ChangedAt(obj metav1.Object) (time.Time, bool) {
 	return time.Unix(0, ns), true
 }
 
+// ExportedAt returns the place of the export of an imported slice in the order of precedence; zero if it is unknown.
+func ExportedAt(es *discoveryv1.EndpointSlice) time.Time {
+	t, err := time.Parse(time.RFC3339, es.Annotations[v1alpha1.AnnotationExportedAt])
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
 // SetChangedAt records the beginning of the change that obj carries.
 func SetChangedAt(obj metav1.Object, t time.Time) {
 	annotations := obj.GetAnnotations()
@@ -146,8 +155,11 @@ func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, fro
 		Endpoints:   portable(broker.Endpoints, imp.Type == clusterset.Headless),
 	}
 	maps.Copy(es.Labels, from.ServiceLabels)
+	if !from.ExportedAt.IsZero() {
+		metav1.SetMetaDataAnnotation(&es.ObjectMeta, v1alpha1.AnnotationExportedAt, from.ExportedAt.UTC().Format(time.RFC3339))
+	}
 	if changed, ok := broker.Annotations[v1alpha1.AnnotationChangedAt]; ok {
-		es.Annotations = map[string]string{v1alpha1.AnnotationChangedAt: changed}
+		metav1.SetMetaDataAnnotation(&es.ObjectMeta, v1alpha1.AnnotationChangedAt, changed)
 	}
 	for _, p := range broker.Ports {
 		if exposed(p, imp, from) {
@@ -155,6 +167,19 @@ func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, fro
 		}
 	}
 	return es
+}
+
+// DropServiceLabels removes the labels of its Service from an imported slice, and reports whether it had any.
+func DropServiceLabels(es *discoveryv1.EndpointSlice) (dropped bool) {
+	for k := range es.Labels {
+		switch k {
+		case v1beta1.LabelServiceName, v1beta1.LabelSourceCluster, discoveryv1.LabelManagedBy:
+		default:
+			delete(es.Labels, k)
+			dropped = true
+		}
+	}
+	return dropped
 }
 
 // exposed reports whether the endpoint port belongs to a port of imp that from exposes too.

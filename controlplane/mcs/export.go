@@ -3,9 +3,7 @@ package mcs
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,49 +23,52 @@ type InvalidError struct {
 // Error returns the reason and the message.
 func (e *InvalidError) Error() string { return string(e.Reason) + ": " + e.Message }
 
-// Export returns cluster's export of a Service. svc is nil if it does not exist. The error is an *InvalidError if the Service
-// is missing or cannot have endpoints. Exported labels and annotations are those of the ServiceExport's spec, not of its
-// metadata; those of the Service are separate.
-func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clusterset.ClusterID) (clusterset.Export, error) {
+// Export returns cluster's export of a Service, and the labels and annotations that it omits. svc is nil if it does not
+// exist. The error is an *InvalidError if the Service is missing or cannot be exported. Exported labels and annotations are
+// those of the ServiceExport's spec, not of its metadata; those of the Service are separate.
+func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clusterset.ClusterID) (clusterset.Export, []Omission, error) {
+	invalid := func(reason v1beta1.ServiceExportConditionReason, format string, args ...any) (clusterset.Export, []Omission, error) {
+		return clusterset.Export{}, nil, &InvalidError{reason, fmt.Sprintf(format, args...)}
+	}
 	name := clusterset.ServiceName{Namespace: svcExport.Namespace, Name: svcExport.Name}
 	if svc == nil {
-		return clusterset.Export{}, &InvalidError{
-			v1beta1.ServiceExportReasonNoService,
-			fmt.Sprintf("namespace %[2]s has no service %[1]s; create it, or delete this export", name.Name, name.Namespace),
-		}
+		return invalid(v1beta1.ServiceExportReasonNoService,
+			"namespace %[2]s has no service %[1]s; create it, or delete this export", name.Name, name.Namespace)
 	}
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
-		return clusterset.Export{}, &InvalidError{
-			v1beta1.ServiceExportReasonInvalidServiceType,
-			"a service of type ExternalName has no endpoints and cannot be exported",
-		}
+		return invalid(v1beta1.ServiceExportReasonInvalidServiceType,
+			"a service of type ExternalName has no endpoints and cannot be exported")
 	}
+	if n := len(svc.Spec.Ports); n > MaxPorts {
+		return invalid(ReasonTooManyPorts, "the service has %d ports; at most %d can be exported, divide it into several services", n, MaxPorts)
+	}
+	var omitted omissions
 	e := clusterset.Export{
 		Cluster:     cluster,
 		Service:     name,
 		ExportedAt:  svcExport.CreationTimestamp.UTC(),
 		Type:        clusterset.ClusterSetIP,
-		Labels:      nonEmpty(svcExport.Spec.ExportedLabels),
-		Annotations: nonEmpty(svcExport.Spec.ExportedAnnotations),
+		Labels:      omitted.labels("spec.exportedLabels", svcExport.Spec.ExportedLabels),
+		Annotations: omitted.annotations("spec.exportedAnnotations", svcExport.Spec.ExportedAnnotations),
 
-		ServiceLabels: portableLabels(svc.Labels),
+		ServiceLabels: omitted.serviceLabels("labels of the Service", svc.Labels),
 	}
 	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
 		e.Type = clusterset.Headless
 	}
 	var err error
 	if e.Families, err = parseFamilies(svc.Spec.IPFamilies); err != nil {
-		return clusterset.Export{}, fmt.Errorf("service %s: spec.ipFamilies: %w", name, err)
+		return clusterset.Export{}, nil, fmt.Errorf("service %s: spec.ipFamilies: %w", name, err)
 	}
 	for i, p := range svc.Spec.Ports {
 		q, err := parsePort(p.Name, p.Protocol, p.AppProtocol, p.Port)
 		if err != nil {
-			return clusterset.Export{}, fmt.Errorf("service %s: spec.ports[%d]: %w", name, i, err)
+			return clusterset.Export{}, nil, fmt.Errorf("service %s: spec.ports[%d]: %w", name, i, err)
 		}
 		e.Ports = append(e.Ports, q)
 	}
 	if e.SessionAffinity, err = parseAffinity(svc.Spec.SessionAffinity, svc.Spec.SessionAffinityConfig); err != nil {
-		return clusterset.Export{}, fmt.Errorf("service %s: spec.sessionAffinity: %w", name, err)
+		return clusterset.Export{}, nil, fmt.Errorf("service %s: spec.sessionAffinity: %w", name, err)
 	}
 	if p := svc.Spec.InternalTrafficPolicy; p != nil {
 		e.InternalTrafficPolicy = string(*p)
@@ -75,7 +76,7 @@ func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clust
 	if d := svc.Spec.TrafficDistribution; d != nil {
 		e.TrafficDistribution = *d
 	}
-	return e, nil
+	return e, omitted, nil
 }
 
 // WantsIP returns whether a ServiceExport requests a ClusterSetIP, by its annotation or else by the cluster's default. It is
@@ -131,31 +132,34 @@ func parseChoice(enabled *bool) clusterset.Choice {
 	return clusterset.ChoiceOf(*enabled)
 }
 
-// ParseRecord is the inverse of ExportRecord. Its error names the object and the field. It refuses a record whose name does
-// not match its fields, or whose owner is not its exporting member.
-func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
-	fail := func(err error) (clusterset.Export, error) {
-		return clusterset.Export{}, fmt.Errorf("export record %s: %w", r.Name, err)
+// ParseRecord is the inverse of ExportRecord. It trusts no field: it refuses a record whose name does not match its fields,
+// whose owner is not its exporting member, or whose ports are not valid, with an error that names the object and the field;
+// and it omits labels, annotations and policies that no import may have.
+func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, []Omission, error) {
+	fail := func(err error) (clusterset.Export, []Omission, error) {
+		return clusterset.Export{}, nil, fmt.Errorf("export record %s: %w", r.Name, err)
 	}
 	e := clusterset.Export{
-		Cluster:     clusterset.ClusterID(r.Spec.ClusterID),
-		Service:     clusterset.ServiceName{Namespace: r.Spec.Namespace, Name: r.Spec.Name},
-		ExportedAt:  r.Spec.ExportedAt.UTC(),
-		Labels:      nonEmpty(r.Spec.ExportedLabels),
-		Annotations: nonEmpty(r.Spec.ExportedAnnotations),
-		WantsIP:     parseChoice(r.Spec.UseClusterSetIP),
-		AgreedIP:    parseChoice(r.Spec.AgreedClusterSetIP),
-
-		ServiceLabels: portableLabels(r.Spec.ServiceLabels),
+		Cluster:    clusterset.ClusterID(r.Spec.ClusterID),
+		Service:    clusterset.ServiceName{Namespace: r.Spec.Namespace, Name: r.Spec.Name},
+		ExportedAt: r.Spec.ExportedAt.UTC(),
+		WantsIP:    parseChoice(r.Spec.UseClusterSetIP),
+		AgreedIP:   parseChoice(r.Spec.AgreedClusterSetIP),
 	}
 	if err := e.Cluster.Validate(); err != nil {
 		return fail(fmt.Errorf("spec.clusterID: %w", err))
+	}
+	if !isHostLabel(e.Service.Name, maxLabel) || !isHostLabel(e.Service.Namespace, maxLabel) {
+		return fail(fmt.Errorf("spec.name %q and spec.namespace %q must be RFC 1123 labels", shorten(e.Service.Name), shorten(e.Service.Namespace)))
 	}
 	if want := RecordName(e.Cluster, e.Service); r.Name != want {
 		return fail(fmt.Errorf("its name must be %s according to its spec", want))
 	}
 	if name, _ := ServiceOf(r); name != e.Service || OwnerOf(r) != e.Cluster {
 		return fail(fmt.Errorf("the labels name service %s of %q, the spec %s of %q", name, OwnerOf(r), e.Service, e.Cluster))
+	}
+	if n := len(r.Spec.Import.Ports); n > MaxPorts {
+		return fail(fmt.Errorf("spec.import.ports has %d entries of at most %d", n, MaxPorts))
 	}
 	p, err := parseSpec("spec.import", &r.Spec.Import)
 	if err != nil {
@@ -166,22 +170,31 @@ func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
 	}
 	e.Type, e.Families, e.Ports = p.typ, p.families, p.ports
 	e.SessionAffinity = p.sessionAffinity
-	e.InternalTrafficPolicy, e.TrafficDistribution = p.internalTrafficPolicy, p.trafficDistribution
-	return e, nil
+	var omitted omissions
+	e.InternalTrafficPolicy = omitted.trafficPolicy("spec.import.internalTrafficPolicy", p.internalTrafficPolicy)
+	e.TrafficDistribution = omitted.trafficDistribution("spec.import.trafficDistribution", p.trafficDistribution)
+	e.Labels = omitted.labels("spec.exportedLabels", r.Spec.ExportedLabels)
+	e.Annotations = omitted.annotations("spec.exportedAnnotations", r.Spec.ExportedAnnotations)
+	e.ServiceLabels = omitted.serviceLabels("spec.serviceLabels", r.Spec.ServiceLabels)
+	return e, omitted, nil
 }
 
-// portableLabels returns a copy of labels without those of Kubernetes and Isthmus, which have effects in another cluster. It
-// is nil if it is empty.
-func portableLabels(labels map[string]string) map[string]string {
-	kept := maps.Clone(labels)
-	maps.DeleteFunc(kept, func(key, _ string) bool {
-		domain, _, qualified := strings.Cut(key, "/")
-		return qualified && slices.ContainsFunc([]string{"kubernetes.io", "k8s.io", "isthmus.dev"}, func(d string) bool {
-			return domain == d || strings.HasSuffix(domain, "."+d)
-		})
-	})
-	return nonEmpty(kept)
+// trafficPolicy returns the internal traffic policy of a field; "" for one that Kubernetes does not define.
+func (o *omissions) trafficPolicy(field, policy string) string {
+	switch corev1.ServiceInternalTrafficPolicy(policy) {
+	case "", corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal:
+		return policy
+	}
+	o.add(field, "%q is neither Cluster nor Local", shorten(policy))
+	return ""
 }
 
-// nonEmpty returns a copy of m; nil if it is empty, so that Merge sees no difference between the two.
-func nonEmpty(m map[string]string) map[string]string { return withoutKeys(m) }
+// trafficDistribution returns the traffic distribution of a field; "" for one that cannot be a value. A later version of
+// Kubernetes may define more of them.
+func (o *omissions) trafficDistribution(field, distribution string) string {
+	if distribution == "" || isQualifiedName(distribution) {
+		return distribution
+	}
+	o.add(field, "%q is not a traffic distribution", shorten(distribution))
+	return ""
+}

@@ -83,6 +83,7 @@ func Import(si *v1beta1.ServiceImport) (clusterset.Import, error) {
 	slices.Sort(clusters)
 	imp := clusterset.Import{
 		Service:  clusterset.ServiceName{Namespace: si.Namespace, Name: si.Name},
+		Created:  si.CreationTimestamp.Time,
 		Type:     p.typ,
 		Families: p.families, Ports: p.ports,
 		Clusters:        slices.Compact(clusters),

@@ -93,7 +93,7 @@ func genExport(t *rapid.T) clusterset.Export {
 func TestRecordRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := genExport(t)
-		have, err := mcs.ParseRecord(mcs.ExportRecord(want))
+		have, _, err := mcs.ParseRecord(mcs.ExportRecord(want))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +125,7 @@ func TestAggregateRoundTrip(t *testing.T) {
 			AllocatedBy: rapid.SampledFrom([]clusterset.ClusterID{"", "a", "a.b"}).Draw(t, "by"),
 			Clusters:    rapid.SampledFrom([][]clusterset.ClusterID{nil, {"a"}, {"a", "a.b"}}).Draw(t, "clusters"),
 		}
-		have, err := mcs.ParseAggregate(mcs.Aggregate(want))
+		have, _, err := mcs.ParseAggregate(mcs.Aggregate(want))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -195,7 +195,7 @@ func TestExport(t *testing.T) {
 	e.Labels = map[string]string{"neither": "this"}
 	e.Spec.ExportedLabels = map[string]string{"tier": "web"}
 	e.Spec.ExportedAnnotations = map[string]string{}
-	have, err := mcs.Export(svc, e, "a")
+	have, _, err := mcs.Export(svc, e, "a")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +216,7 @@ func TestExport(t *testing.T) {
 		t.Errorf("(-want +have):\n%s", diff)
 	}
 	svc.Spec.ClusterIP = corev1.ClusterIPNone
-	if have, _ := mcs.Export(svc, e, "a"); have.Type != clusterset.Headless {
+	if have, _, _ := mcs.Export(svc, e, "a"); have.Type != clusterset.Headless {
 		t.Errorf("without a cluster IP the type is %s", have.Type)
 	}
 }
@@ -230,7 +230,7 @@ func TestExportRefuses(t *testing.T) {
 		"external name": {&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName}}, v1beta1.ServiceExportReasonInvalidServiceType},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := mcs.Export(tc.svc, serviceExport(), "a")
+			_, _, err := mcs.Export(tc.svc, serviceExport(), "a")
 			var invalid *mcs.InvalidError
 			if !errors.As(err, &invalid) || invalid.Reason != tc.want {
 				t.Fatalf("error %v", err)
@@ -318,7 +318,7 @@ func TestParseRecordRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := mcs.ExportRecord(good)
 			edit(r)
-			if e, err := mcs.ParseRecord(r); err == nil || !strings.Contains(err.Error(), "export record "+r.Name) {
+			if e, _, err := mcs.ParseRecord(r); err == nil || !strings.Contains(err.Error(), "export record "+r.Name) {
 				t.Errorf("ParseRecord = %v, %v", e, err)
 			}
 		})

@@ -24,6 +24,7 @@ func Member(m *v1alpha1.Member) (clusterset.Member, error) {
 	}
 	parsed.Blocks = parse("spec.clustersetIPCIDR", m.Spec.ClusterSetIPCIDR)
 	parsed.Services = parse("spec.serviceCIDRs", m.Spec.ServiceCIDRs)
+	parsed.ServiceVIP = m.Spec.Endpoints == v1alpha1.EndpointsServiceVIP
 	parsed.Routed = slices.Concat(
 		parse("spec.podCIDRs", m.Spec.PodCIDRs), parse("spec.nodeCIDRs", m.Spec.NodeCIDRs), parse("spec.extraCIDRs", m.Spec.ExtraCIDRs))
 	if m.Spec.LeftAt != nil {

@@ -21,13 +21,20 @@ type Packed struct {
 	Name    string
 	Owner   clusterset.ClusterID
 	Service clusterset.ServiceName
-	Digest  Digest // of the original slice
+	Digest  Digest    // of the original slice
+	Created time.Time // by the broker
+
+	Omitted []Omission // the parts of the original slice that no imported slice may have
 
 	addresses unique.Handle[string] // the address type
 	changed   int64                 // ChangedAt in nanoseconds since 1970; 0 if unknown
 	ports     unique.Handle[string] // as JSON
 	endpoints []packedEndpoint
+	stub      *stub // not nil: the slice has neither ports nor endpoints here
 }
+
+// stub describes the content that a Packed omits.
+type stub struct{ endpoints, bytes int }
 
 // packedEndpoint encodes booleans as 0 unset, 1 false, 2 true.
 type packedEndpoint struct {
@@ -42,7 +49,8 @@ type packedEndpoint struct {
 const unset = "\x00"
 
 // Pack packs a slice of the broker. It keeps the first address of each endpoint, the only one that the API defines, and
-// drops endpoints without a valid one.
+// drops endpoints without a valid one. It trusts no field: it omits ports beyond MaxPorts, and names of hosts, pods, nodes
+// and zones that Kubernetes would not accept.
 func Pack(es *discoveryv1.EndpointSlice) *Packed {
 	name, _ := ServiceOf(es)
 	p := &Packed{
@@ -50,13 +58,15 @@ func Pack(es *discoveryv1.EndpointSlice) *Packed {
 		Owner:     clusterset.ClusterID(Share(string(OwnerOf(es)))),
 		Service:   clusterset.ServiceName{Namespace: Share(name.Namespace), Name: Share(name.Name)},
 		Digest:    SliceDigest(es),
+		Created:   es.CreationTimestamp.UTC(),
 		addresses: unique.Make(string(es.AddressType)),
-		ports:     unique.Make(formatPorts(es.Ports)),
 		endpoints: make([]packedEndpoint, 0, len(es.Endpoints)),
 	}
 	if t, ok := ChangedAt(es); ok {
 		p.changed = t.UnixNano()
 	}
+	vet := sliceVetter{}
+	p.ports = unique.Make(formatPorts(vet.ports(es.Ports)))
 	for i := range es.Endpoints {
 		e := &es.Endpoints[i]
 		if len(e.Addresses) == 0 {
@@ -66,20 +76,125 @@ func Pack(es *discoveryv1.EndpointSlice) *Packed {
 		if err != nil {
 			continue
 		}
-		name, isPod := deref(e.Hostname), false
+		name, isPod := vet.name("endpoints.hostname", deref(e.Hostname), isHostname), false
 		if pod := podOf(e); pod != "" {
-			name, isPod = pod, true
+			name, isPod = vet.name("endpoints.targetRef.name", pod, isSubdomain), true
 		}
 		p.endpoints = append(p.endpoints, packedEndpoint{
-			address: a, hostname: strings.Clone(name), isPod: isPod, node: handle(e.NodeName), zone: handle(e.Zone), hints: e.Hints,
+			address: a, hostname: strings.Clone(name), isPod: isPod && name != "",
+			node: handle(vet.optional("endpoints.nodeName", e.NodeName, isSubdomain)), zone: handle(vet.optional("endpoints.zone", e.Zone, isLabelValue)),
+			hints: vet.hints(e.Hints),
 			ready: packBool(e.Conditions.Ready), serving: packBool(e.Conditions.Serving), t: packBool(e.Conditions.Terminating),
 		})
 	}
+	p.Omitted = vet.omitted
 	return p
 }
 
+// sliceVetter omits the invalid parts of endpoints, and reports one omission for each field.
+type sliceVetter struct{ omitted omissions }
+
+func (v *sliceVetter) omit(field, value string) {
+	if !slices.ContainsFunc(v.omitted, func(o Omission) bool { return o.Field == field }) {
+		v.omitted.add(field, "%q is not valid", shorten(value))
+	}
+}
+
+// ports returns the first MaxPorts of ports that have a number, or may have any.
+func (v *sliceVetter) ports(ports []discoveryv1.EndpointPort) []discoveryv1.EndpointPort {
+	if n := len(ports); n > MaxPorts {
+		v.omitted.add("ports", "%d entries of at most %d", n, MaxPorts)
+		ports = ports[:MaxPorts]
+	}
+	wrong := func(p discoveryv1.EndpointPort) bool { return p.Port != nil && (*p.Port < 1 || *p.Port > 65535) }
+	if !slices.ContainsFunc(ports, wrong) {
+		return ports
+	}
+	v.omit("ports.port", "not in 1..65535")
+	return slices.DeleteFunc(slices.Clone(ports), wrong)
+}
+
+// isHostname reports whether s can be the hostname of a pod.
+func isHostname(s string) bool { return isHostLabel(s, maxLabel) }
+
+// name returns a name that is valid; "" for another.
+func (v *sliceVetter) name(field, name string, valid func(string) bool) string {
+	if name == "" || valid(name) {
+		return name
+	}
+	v.omit(field, name)
+	return ""
+}
+
+// optional returns a name that is nil or valid; nil for another.
+func (v *sliceVetter) optional(field string, name *string, valid func(string) bool) *string {
+	if name == nil || valid(*name) {
+		return name
+	}
+	v.omit(field, *name)
+	return nil
+}
+
+// maxHints is how many zones, and nodes, Kubernetes allows in the hints of an endpoint.
+const maxHints = 8
+
+// hints returns hints that are nil or valid; nil for others.
+func (v *sliceVetter) hints(hints *discoveryv1.EndpointHints) *discoveryv1.EndpointHints {
+	if hints == nil {
+		return nil
+	}
+	valid := len(hints.ForZones) <= maxHints && len(hints.ForNodes) <= maxHints &&
+		!slices.ContainsFunc(hints.ForZones, func(z discoveryv1.ForZone) bool { return !isLabelValue(z.Name) }) &&
+		!slices.ContainsFunc(hints.ForNodes, func(n discoveryv1.ForNode) bool { return !isSubdomain(n.Name) })
+	if valid {
+		return hints
+	}
+	v.omit("endpoints.hints", fmt.Sprintf("%d zones, %d nodes", len(hints.ForZones), len(hints.ForNodes)))
+	return nil
+}
+
 // Empty reports whether the slice has no endpoints.
-func (p *Packed) Empty() bool { return len(p.endpoints) == 0 }
+func (p *Packed) Empty() bool { return p.Len() == 0 }
+
+// Len returns how many endpoints the slice has.
+func (p *Packed) Len() int {
+	if p.stub != nil {
+		return p.stub.endpoints
+	}
+	return len(p.endpoints)
+}
+
+// Bytes returns the size of the slice's ports and hints.
+func (p *Packed) Bytes() int {
+	if p.stub != nil {
+		return p.stub.bytes
+	}
+	n := len(p.ports.Value())
+	for i := range p.endpoints {
+		hints := p.endpoints[i].hints
+		if hints == nil {
+			continue
+		}
+		for _, z := range hints.ForZones {
+			n += len(z.Name)
+		}
+		for _, node := range hints.ForNodes {
+			n += len(node.Name)
+		}
+	}
+	return n
+}
+
+// Stub returns p without its endpoints and ports. It takes little memory, and Len and Bytes still describe the slice.
+func (p *Packed) Stub() *Packed {
+	s := *p
+	s.stub = &stub{p.Len(), p.Bytes()}
+	s.ports, s.endpoints, s.Omitted = unique.Make("[]"), nil, nil
+	return &s
+}
+
+// IsStub reports whether p lacks the endpoints and ports of its slice.
+func (p *Packed) IsStub() bool { return p.stub != nil }
 
 // ChangedAt returns the beginning of the slice's change, on its member's clock, and whether it is known.
 func (p *Packed) ChangedAt() (time.Time, bool) { return time.Unix(0, p.changed), p.changed != 0 }

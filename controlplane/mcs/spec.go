@@ -166,8 +166,14 @@ func parsePort(name string, protocol corev1.Protocol, appProtocol *string, numbe
 	if number < 1 || number > 65535 {
 		return clusterset.Port{}, fmt.Errorf("port %d is not in 1..65535", number)
 	}
+	if name != "" && !isHostLabel(name, maxLabel) {
+		return clusterset.Port{}, fmt.Errorf("name %q is not an RFC 1123 label", shorten(name))
+	}
 	p := clusterset.Port{Name: name, Protocol: proto, Port: uint16(number)}
-	if appProtocol != nil {
+	if appProtocol != nil && *appProtocol != "" {
+		if !isQualifiedName(*appProtocol) {
+			return clusterset.Port{}, fmt.Errorf("appProtocol %q is not a qualified name", shorten(*appProtocol))
+		}
 		p.AppProtocol = *appProtocol
 	}
 	return p, nil

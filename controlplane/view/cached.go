@@ -1,7 +1,9 @@
 package view
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +28,11 @@ func (c *cached[T]) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: c.namespace, Name: c.name, ResourceVersion: c.version}
 }
 
+// errAggregate marks a ServiceImport that imports nothing. A cluster that is both broker and member also has the aggregates,
+// named SERVICE.NAMESPACE. The name of a Service, and of its import, has no dot. Labels do not tell them apart: an exporter may
+// give its imports any.
+var errAggregate = errors.New("an aggregate of the broker")
+
 // cachedImport and cachedSlice translate objects before an informer stores them. They are idempotent, because client-go may call a
 // cache.TransformFunc twice for an object.
 func cachedImport(obj any) (any, error) {
@@ -34,6 +41,9 @@ func cachedImport(obj any) (any, error) {
 		return passThrough[clusterset.Import](obj)
 	}
 	imp, err := importOf(o)
+	if strings.Contains(o.Name, ".") {
+		err = errAggregate
+	}
 	return &cached[clusterset.Import]{namespace: o.Namespace, name: o.Name, version: o.ResourceVersion, value: imp, err: err}, nil
 }
 

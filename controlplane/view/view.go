@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,7 +53,11 @@ type Config struct {
 	MaxInterval time.Duration
 	// RetryInterval is the delay after the first failed Sync; it doubles up to MaxInterval. Default 200 ms.
 	RetryInterval time.Duration
-	Log           *slog.Logger
+	// ManagedBy selects objects by the controllers that wrote them, for New: the values of the label
+	// endpointslice.kubernetes.io/managed-by on EndpointSlices and of app.kubernetes.io/managed-by on ServiceImports. The View
+	// ignores the objects of others. Empty selects the objects of any MCS implementation.
+	ManagedBy []string
+	Log       *slog.Logger
 }
 
 // Validate reports every fault of c.
@@ -128,13 +133,14 @@ func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoverycli
 		return nil, err
 	}
 	w := newJoined()
+	ofImports, ofSlices := cfg.selectors()
 	err = watchKind(v, "ServiceImport", &mcsv1beta1.ServiceImport{}, cachedImport, w.replaceImport, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = notAggregate
+			o.LabelSelector = ofImports
 			return imports.ServiceImports(metav1.NamespaceAll).List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = notAggregate
+			o.LabelSelector = ofImports
 			w, err := imports.ServiceImports(metav1.NamespaceAll).Watch(ctx, o)
 			v.noteWatch("ServiceImport", err)
 			return w, err
@@ -145,11 +151,11 @@ func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoverycli
 	}
 	err = watchKind(v, "EndpointSlice", &discoveryv1.EndpointSlice{}, cachedSlice, w.replaceSlice, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = mcsv1beta1.LabelServiceName
+			o.LabelSelector = ofSlices
 			return slices.EndpointSlices(metav1.NamespaceAll).List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = mcsv1beta1.LabelServiceName
+			o.LabelSelector = ofSlices
 			w, err := slices.EndpointSlices(metav1.NamespaceAll).Watch(ctx, o)
 			v.noteWatch("EndpointSlice", err)
 			return w, err
@@ -182,8 +188,15 @@ func newView(cfg Config) (*View, error) {
 	return v, nil
 }
 
-// notAggregate selects the imports of this cluster. A cluster that is both broker and member also has the aggregates.
-const notAggregate = "!" + v1alpha1.LabelServiceName
+// selectors returns the label selectors of ServiceImports and of EndpointSlices.
+func (c Config) selectors() (imports, slices string) {
+	slices = mcsv1beta1.LabelServiceName
+	if len(c.ManagedBy) > 0 {
+		writers := " in (" + strings.Join(c.ManagedBy, ",") + ")"
+		imports, slices = v1alpha1.LabelManagedBy+writers, slices+","+discoveryv1.LabelManagedBy+writers
+	}
+	return imports, slices
+}
 
 // watchKind adds a kind of object to v. replace receives the old and the new form at each change; nil if the object did not
 // exist, does not exist, or is not valid.
@@ -194,7 +207,7 @@ func watchKind[T any](v *View, kind string, example runtime.Object, transform ca
 		if old != nil && fresh != nil && old.version == fresh.version {
 			return // a new list with the same version
 		}
-		if fresh != nil && fresh.err != nil {
+		if fresh != nil && fresh.err != nil && !errors.Is(fresh.err, errAggregate) {
 			v.cfg.Log.Error("object ignored: it is not valid", "kind", kind,
 				"namespace", fresh.namespace, "name", fresh.name, "err", fresh.err)
 		}

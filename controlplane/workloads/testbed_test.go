@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -25,6 +26,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
@@ -101,11 +103,32 @@ func newTestbed(t *testing.T) *testbed {
 	if err != nil {
 		t.Fatal(err)
 	}
+	fence(t, c)
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "vms-"}}
 	if err := c.Create(t.Context(), ns); err != nil {
 		t.Fatal(err)
 	}
 	return &testbed{Client: c, t: t, namespace: ns.Name, cloud: &cloud{}}
+}
+
+// account is the account of the controller.
+const account = "system:serviceaccount:isthmus-system:isthmus-controller"
+
+// fence gives the controller's account every right, and restricts it as every member cluster does.
+func fence(t *testing.T, c client.Client) {
+	t.Helper()
+	wanted, err := fences.Policies("isthmus-system")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range append(wanted, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "controller"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: account}},
+	}) {
+		if err := c.Create(t.Context(), o); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
 }
 
 // run runs a Controller until the returned function is called or the test ends.
@@ -116,7 +139,9 @@ func (w *testbed) run() (*workloads.Controller, func()) {
 		w.t.Fatal(err)
 	}
 	settings.Clouds[0].Interval.Duration = 20 * time.Millisecond
-	v, err := workloads.New(workloads.Config{Local: server.Config(w.t), Settings: settings, Clouds: map[string]workloads.Cloud{"east": w.cloud}, Log: slog.New(slog.DiscardHandler)})
+	local := server.Config(w.t)
+	local.Impersonate.UserName = account
+	v, err := workloads.New(workloads.Config{Local: local, Settings: settings, Clouds: map[string]workloads.Cloud{"east": w.cloud}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -47,7 +47,7 @@ func (s *Speaker) enableRealtime(peers map[netip.Addr]neighbour) {
 		}
 		s.realtime = false
 		if err := schedule(unix.SCHED_RR, 1); err != nil {
-			s.log.Warn("BFD packets may be late on busy CPUs, and routers then consider this gateway dead: grant it CAP_SYS_NICE", "err", err)
+			s.log.Warn("BFD packets may be late on busy CPUs, and routers then consider this gateway dead: grant it CAP_SYS_NICE, and in a cgroup of version 1 a cpu.rt_runtime_us above 0", "err", err)
 		}
 		return
 	}

@@ -1,10 +1,14 @@
 package bgp
 
 import (
+	"bytes"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
+	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -34,6 +38,18 @@ func policies(t *testing.T) map[uint32]int {
 	return n
 }
 
+// mayBeRealtime reports whether the kernel gives a thread of this process a real-time priority. It refuses that in a cgroup of
+// version 1 without a real-time budget.
+func mayBeRealtime(t *testing.T) bool {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_RR, Priority: 1}, 0); err != nil {
+		return !errors.Is(err, unix.EPERM)
+	}
+	return true // the cleanup of the test takes the priority back
+}
+
 // With BFD, all threads of the process get a real-time priority; without BFD, none does.
 func TestRealtime(t *testing.T) {
 	netlab.Privileged(t)
@@ -43,7 +59,8 @@ func TestRealtime(t *testing.T) {
 		}
 	})
 	router := netip.MustParseAddr("192.0.2.1")
-	s := New(Config{Realtime: true, Log: slog.New(slog.DiscardHandler)})
+	var log bytes.Buffer
+	s := New(Config{Realtime: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	s.enableRealtime(map[netip.Addr]neighbour{router: {asn: 65000}})
 	if n := policies(t); n[unix.SCHED_RR] > 0 {
 		t.Errorf("without BFD threads have policies %v", n)
@@ -54,6 +71,12 @@ func TestRealtime(t *testing.T) {
 		threads.Go(func() { _, _ = os.ReadDir("/proc/self") }) // a thread that blocks in the kernel lets another one start
 	}
 	threads.Wait()
+	if !mayBeRealtime(t) {
+		if n := policies(t); n[unix.SCHED_RR] > 0 || !strings.Contains(log.String(), "cpu.rt_runtime_us") {
+			t.Errorf("in a cgroup without real-time threads have policies %v, and the log has %q", n, log.String())
+		}
+		return
+	}
 	if n := policies(t); n[unix.SCHED_RR] == 0 || len(n) > 1 {
 		t.Errorf("with BFD threads have policies %v", n)
 	}

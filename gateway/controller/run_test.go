@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -26,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/certs"
@@ -261,8 +263,9 @@ func (r *running) stop() error {
 func (w *testbed) run(connect func(string) *tls.Config) *running {
 	w.t.Helper()
 	w.grant()
+	w.fence()
 	config := rest.CopyConfig(apiServer.Config(w.t))
-	config.Impersonate.UserName = "isthmus-gateway-controller"
+	config.Impersonate.UserName = w.account()
 	c, err := New(Config{Settings: testSettings(), Local: config, Namespace: w.ns, Cloud: w.cloud, TLS: connect, Log: slog.New(slog.DiscardHandler)})
 	w.noError(err)
 	ctx, cancel := context.WithCancel(w.t.Context())
@@ -272,13 +275,34 @@ func (w *testbed) run(connect func(string) *tls.Config) *running {
 	return r
 }
 
-// grant gives the user isthmus-gateway-controller the rights of the generated roles, the namespaced one in the testbed's
-// namespace.
+// account returns the user name of the controller's account.
+func (w *testbed) account() string {
+	return "system:serviceaccount:" + w.ns + ":isthmus-gateway-controller"
+}
+
+// fence restricts the controller as every member cluster does.
+func (w *testbed) fence() {
+	w.t.Helper()
+	policies, err := fences.Policies(w.ns)
+	w.noError(err)
+	for _, p := range policies {
+		if p.GetName() != fences.GatewayControllerName {
+			continue
+		}
+		p.SetName(p.GetName() + "." + w.ns)
+		if binding, ok := p.(*admissionv1.ValidatingAdmissionPolicyBinding); ok {
+			binding.Spec.PolicyName = p.GetName()
+		}
+		w.ensure(p)
+	}
+}
+
+// grant gives the controller's account the rights of the generated roles, the namespaced one in the testbed's namespace.
 func (w *testbed) grant() {
 	w.t.Helper()
 	text, err := os.ReadFile("rbac/role.yaml")
 	w.noError(err)
-	user := []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "isthmus-gateway-controller"}}
+	user := []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: w.account()}}
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
 		var kind metav1.TypeMeta
 		w.noError(yaml.Unmarshal([]byte(doc), &kind))
@@ -286,7 +310,7 @@ func (w *testbed) grant() {
 		case "ClusterRole":
 			var role rbacv1.ClusterRole
 			w.noError(yaml.Unmarshal([]byte(doc), &role))
-			w.ensure(&role, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: user, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind.Kind, Name: role.Name}})
+			w.ensure(&role, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name + "." + w.ns}, Subjects: user, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind.Kind, Name: role.Name}})
 		case "Role":
 			var role rbacv1.Role
 			w.noError(yaml.Unmarshal([]byte(doc), &role))

@@ -31,6 +31,9 @@ const assets = "KUBEBUILDER_ASSETS"
 
 // Server is one API server. The zero value is one that [Run] starts.
 type Server struct {
+	// ServiceCIDRs hold the ClusterIPs; by default 10.96.0.0/16 and fd00:96::/112.
+	ServiceCIDRs []netip.Prefix
+
 	dir    string
 	server *apiserver.Server
 }
@@ -88,7 +91,10 @@ func Empty(ctx context.Context) (config *rest.Config, stop func() error, err err
 }
 
 func (s *Server) start(ctx context.Context) error {
-	cidrs := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}
+	cidrs := s.ServiceCIDRs
+	if cidrs == nil {
+		cidrs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}
+	}
 	if err := s.startWith(ctx, cidrs...); err != nil {
 		return err
 	}

@@ -49,6 +49,9 @@ type View struct {
 	Built    time.Time `json:"built,omitzero"` // time of the last snapshot
 	Services int       `json:"services"`
 	Error    string    `json:"error,omitempty"` // of the last failed watch
+	// LabelsReserved reports whether an admission policy reserves the labels by which the agent knows the objects of Isthmus.
+	// It is nil while that is unknown, and for an agent that serves the objects of any implementation.
+	LabelsReserved *bool `json:"labelsReserved,omitempty"`
 }
 
 // Dataplane is the state of the node's BPF programs and maps.
@@ -60,6 +63,8 @@ type Dataplane struct {
 	Synced    time.Time `json:"synced,omitzero"`
 	Error     string    `json:"error,omitempty"`
 	Problems  []string  `json:"problems,omitempty"` // Services that cannot be programmed as specified, and why
+	// ProblemReasons counts Problems by reason.
+	ProblemReasons map[string]int `json:"problemReasons,omitempty"`
 	// Drained lists the members that do not answer packets from this node.
 	Drained []string `json:"drained,omitempty"`
 	// Differences is the number of entries of the BPF maps that the last check, at Checked, found changed, and corrected.

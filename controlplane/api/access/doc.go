@@ -28,7 +28,10 @@
 // All policies refuse owner references and finalizers, with which the garbage collector or a hanging delete would act for
 // the member; other labels, on which other controllers would act; and kube-* namespaces.
 //
-// The policies ignore ports, type and the like of an aggregate, which members ignore, too; a member's claims about itself,
+// The policies also bound the fields that importers copy onto objects of their own: labels and annotations, ports, zones and
+// references to pods. Importers check all of them again, because a broker may be older.
+//
+// The policies ignore type and the like of an aggregate, which members ignore, too; a member's claims about itself,
 // which importers check against its registration; and the number of objects. They do not apply to the account that
 // registers members.
 //

@@ -22,6 +22,9 @@ const (
 	// AnnotationChangedAt is the time at which the exporting member saw the change that an object carries, in nanoseconds
 	// since 1970 on that member's clock. Export records and EndpointSlices have it, on the broker and in every member.
 	AnnotationChangedAt = "isthmus.dev/changed-at"
+	// AnnotationExportedAt on an imported EndpointSlice is the time from which the export of its member counts, in RFC 3339.
+	// It is the importer's memory of the order of precedence when the broker has lost its records.
+	AnnotationExportedAt = "isthmus.dev/exported-at"
 	// AnnotationReleaseHold on the copy of a Member in its own cluster lists requests to release the holds of members,
 	// comma-separated as ID=TIME with the RFC 3339 time of the request.
 	AnnotationReleaseHold = "isthmus.dev/release-hold"

@@ -42,8 +42,47 @@ type ClusterSetConfigSpec struct {
 	// +listType=map
 	// +listMapKey=clusterID
 	Members []MemberBlocks `json:"members,omitempty"`
+	// Quotas bound what the other members import from each member. Without it every limit has its default.
+	Quotas *Quotas `json:"quotas,omitempty"`
 	// Settings are the initial settings of new members.
 	Settings `json:",inline"`
+}
+
+// Quotas are limits for each member. Beyond a limit the youngest objects of that member wait, by the time of their creation on
+// the broker; its older ones, and those of other members, are imported as before. A waiting object is imported when others go
+// or when the limit is raised.
+type Quotas struct {
+	// Services bounds the exported Services of a member.
+	// +kubebuilder:default=10000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	Services int64 `json:"services,omitempty"`
+	// Ports bounds the ports of all exported Services of a member together. A node has room for 65,536 ports of all members.
+	// +kubebuilder:default=20000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65536
+	Ports int64 `json:"ports,omitempty"`
+	// PortsPerService bounds the ports of one exported Service.
+	// +kubebuilder:default=1000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	PortsPerService int64 `json:"portsPerService,omitempty"`
+	// Slices bounds the EndpointSlices of a member.
+	// +kubebuilder:default=20000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	Slices int64 `json:"slices,omitempty"`
+	// Endpoints bounds the endpoints of a member.
+	// +kubebuilder:default=200000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2000000
+	Endpoints int64 `json:"endpoints,omitempty"`
+	// MetadataBytes bounds the labels and annotations of a member's imports, and the labels, ports and hints of its imported
+	// EndpointSlices, in bytes. The labels of a Service count once for each of its slices.
+	// +kubebuilder:default=33554432
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=536870912
+	MetadataBytes int64 `json:"metadataBytes,omitempty"`
 }
 
 // MemberBlocks are the blocks from which one member allocates ClusterSetIPs.
@@ -206,6 +245,7 @@ type ExportRecord struct {
 // ExportRecordSpec is the export of a Service in terms of the MCS API.
 type ExportRecordSpec struct {
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`
 	ClusterID string `json:"clusterID"`
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
@@ -218,6 +258,7 @@ type ExportRecordSpec struct {
 	ExportedAt metav1.Time `json:"exportedAt"`
 	// IPs is the ClusterSetIP that the member has seen for the Service.
 	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MaxLength=45
 	IPs []string `json:"ips,omitempty"`
 	// UseClusterSetIP is the choice of the ServiceExport's annotation, or else the member's default. Records of older versions
 	// have none.
@@ -225,11 +266,18 @@ type ExportRecordSpec struct {
 	// AgreedClusterSetIP is the agreed choice of the aggregate when the member last saw it.
 	AgreedClusterSetIP *bool `json:"agreedClusterSetIP,omitempty"`
 	// Import is the import of the Service with this member as the only exporter.
+	// +kubebuilder:validation:XValidation:rule="size(self.ports) <= 1000",message="a service may have at most 1000 ports"
 	Import mcsv1beta1.ServiceImportSpec `json:"import"`
-	// ExportedLabels and ExportedAnnotations are those of the ServiceExport.
-	ExportedLabels      map[string]string `json:"exportedLabels,omitempty"`
+	// ExportedLabels and ExportedAnnotations are those of the ServiceExport that an import may have.
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && size(self[k]) <= 63)",message="keys have at most 317 characters, values 63"
+	ExportedLabels map[string]string `json:"exportedLabels,omitempty"`
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && size(self[k]) <= 65536)",message="keys have at most 317 characters, values 65536"
 	ExportedAnnotations map[string]string `json:"exportedAnnotations,omitempty"`
 	// ServiceLabels are the labels of the Service, without those of Kubernetes. The imported EndpointSlices have them.
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && size(self[k]) <= 63)",message="keys have at most 317 characters, values 63"
 	ServiceLabels map[string]string `json:"serviceLabels,omitempty"`
 }
 

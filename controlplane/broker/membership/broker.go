@@ -86,7 +86,7 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	if err != nil {
 		return d, err
 	}
-	for _, obj := range append(b.accounts(), policies...) {
+	for _, obj := range slices.Concat(b.accounts(), reservedRights(b.Namespace), policies) {
 		err := admin.Apply(ctx, c, obj)
 		if meta.IsNoMatchError(err) {
 			return d, fmt.Errorf("the cluster cannot be a broker, because it cannot isolate members from each other; it needs Kubernetes 1.31 or newer: %w", err)

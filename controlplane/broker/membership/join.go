@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -376,6 +377,11 @@ func (r Request) configureMember(ctx context.Context, member client.Client, toke
 		return err
 	}
 	j.Notes = append(j.Notes, notes...)
+	if err := admin.InstallFences(ctx, member, r.Namespace); meta.IsNoMatchError(err) {
+		j.Notes = append(j.Notes, "its labels of isthmus.dev are not protected either, so a tenant may pass an object off as one of Isthmus")
+	} else if err != nil {
+		return err
+	}
 	return resumeController(ctx, member, r.Namespace)
 }
 

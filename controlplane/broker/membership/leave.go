@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
@@ -349,6 +350,9 @@ func clearMember(ctx context.Context, member client.Client, namespace string, m 
 		return err
 	}
 	if err := clearProperties(ctx, member); err != nil {
+		return err
+	}
+	if err := admin.RemoveFences(ctx, member, namespace, &federationv1alpha1.FederationList{}); err != nil {
 		return err
 	}
 	return admin.DeleteIfThere(ctx, member, m.copied)

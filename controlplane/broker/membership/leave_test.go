@@ -475,7 +475,7 @@ func TestInheritedBlock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parsedAggregate, err := mcs.ParseAggregate(aggregate)
+	parsedAggregate, _, err := mcs.ParseAggregate(aggregate)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,9 @@
 //
 //   - [Claims]: a ClusterClaim cannot change while a Federation refers to it. Its parameter is the Federation.
 //   - [Fence]: a member rejects writes from former leaders. Its parameter is the member's Lease.
-//   - [Own]: a member rejects writes of supervisors to objects that do not belong to the federation.
+//   - [Own]: a member rejects writes of supervisors to objects that do not belong to the federation, and Services that could
+//     take other traffic than the federation's.
+//   - [VIPs]: a member rejects ClusterSetIPs of supervisors outside of the ranges. Its parameter is the member's Federation.
 package admission
 
 import (
@@ -25,6 +27,7 @@ const (
 	ClaimsName = "isthmus-federation-claims"
 	FenceName  = "isthmus-federation-fence"
 	OwnName    = "isthmus-federation-own"
+	VIPsName   = "isthmus-federation-vips"
 )
 
 // Claims returns the policy and its binding. The claim of the cluster's id can be neither changed nor deleted while the
@@ -109,7 +112,9 @@ const sameSpec = `object.spec == oldObject.spec || request.kind.group == "" && r
 	`"publishNotReadyAddresses", "trafficDistribution"].all(f, object.spec[?f] == oldObject.spec[?f])`
 
 // Own returns the policy and its binding. The member rejects that a supervisor creates, changes or deletes an object
-// without the label of the federation. On users' objects leaders may write their notes. On no object may they write the
+// without the label of the federation. The federation's Services have type ClusterIP, no selector and no externalIPs, and
+// nothing of it is in namespaces kube-*: a thief of the token cannot take the traffic to an address by spec.externalIPs
+// (CVE-2020-8554). On users' objects leaders may write their notes. On no object may they write the
 // annotations by which users request federation: the leaders of other members would act on them.
 func Own(namespace string) []client.Object {
 	const ours = `(has(%[1]s.metadata.labels) && (%[1]s.metadata.labels[?%[2]q].orValue("") == %[4]q || %[1]s.metadata.labels[?%[3]q].orValue("") == %[4]q))`
@@ -125,6 +130,7 @@ func Own(namespace string) []client.Object {
 		{Name: "differs", Expression: `variables.is.map(k, !(k in variables.was) || variables.was[k] != variables.is[k], k) + ` +
 			`variables.was.map(k, request.operation == "UPDATE" && !(k in variables.is), k)`},
 		{Name: "same", Expression: sameSpec},
+		{Name: "isService", Expression: `request.resource.group == "" && request.resource.resource == "services"`},
 		{Name: "annotated", Expression: `request.operation == "UPDATE" && has(object.spec) && has(oldObject.spec) && variables.same && ` +
 			`["labels", "ownerReferences", "finalizers"].all(f, object.metadata[?f].orValue([]) == oldObject.metadata[?f].orValue([])) && ` +
 			`variables.differs.all(k, k in ` + list(notes) + `)`},
@@ -141,8 +147,60 @@ func Own(namespace string) []client.Object {
 			Message:    "a supervisor may not write the annotations by which users request federation: " + strings.Join(wishes, ", "),
 			Reason:     new(metav1.StatusReasonForbidden),
 		},
+		{
+			Expression: `!variables.isService || request.operation == "DELETE" || request.operation == "UPDATE" && variables.same || ` +
+				`dyn(object).spec.?type.orValue("ClusterIP") == "ClusterIP" && ` +
+				`dyn(object).spec.?externalIPs.orValue([]) == [] && dyn(object).spec.?selector.orValue({}) == {}`,
+			Message: "a supervisor may write only Services of type ClusterIP, without externalIPs and without a selector",
+			Reason:  new(metav1.StatusReasonForbidden),
+		},
+		{
+			Expression: `request.operation == "DELETE" || request.operation == "UPDATE" && variables.annotated || ` +
+				`!(request.resource.resource in ["services", "endpointslices", "serviceimports"]) || !request.?namespace.orValue("").startsWith("kube-")`,
+			MessageExpression: `"namespaces kube-* are not federated; a supervisor may not write " + request.resource.resource + " in " + request.namespace`,
+			Reason:            new(metav1.StatusReasonForbidden),
+		},
 	}
 	return rule(OwnName, spec, nil, admissionv1.Fail)
+}
+
+// VIPs returns the policy and its binding. The member rejects ServiceImports of supervisors with an address outside of
+// spec.clusterSetIP.ranges of its own Federation: a thief of the token cannot give an import the API server's address. Only
+// administrators of the member write that Federation. While it does not exist, there is nothing to compare with, and the policy
+// rejects nothing.
+//
+// API servers of Kubernetes 1.30 cannot compare addresses and refuse this policy; see [NoVIPs].
+func VIPs(namespace string) []client.Object {
+	return vips(namespace, []admissionv1.Variable{
+		{Name: "ranges", Expression: `params.spec.?clusterSetIP.?ranges.orValue([])`},
+		{Name: "ips", Expression: `object.spec.?ips.orValue([])`},
+	}, admissionv1.Validation{
+		Expression: `variables.ips.all(i, isIP(i) && variables.ranges.exists(r, cidr(r).containsIP(ip(i))))`,
+		MessageExpression: `"spec.ips is [" + variables.ips.join(" ") + "], and spec.clusterSetIP.ranges of this cluster's Federation is [" + ` +
+			`variables.ranges.join(" ") + "]; set the ranges of the supervisors there, or run isthmusctl federation create again if it has none"`,
+	})
+}
+
+// NoVIPs returns VIPs for an API server that cannot compare addresses. The member rejects all addresses.
+func NoVIPs(namespace string) []client.Object {
+	return vips(namespace, nil, admissionv1.Validation{
+		Expression: `object.spec.?ips.orValue([]).size() == 0`,
+		Message:    "this API server cannot tell which addresses belong to the federation; ClusterSetIPs need Kubernetes 1.31 or newer",
+	})
+}
+
+func vips(namespace string, variables []admissionv1.Variable, validation admissionv1.Validation) []client.Object {
+	validation.Reason = new(metav1.StatusReasonForbidden)
+	spec := ofSupervisors(namespace)
+	spec.ParamKind = &admissionv1.ParamKind{APIVersion: federationv1alpha1.GroupVersion.String(), Kind: "Federation"}
+	spec.MatchConstraints = &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
+		RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+			Rule:       admissionv1.Rule{APIGroups: []string{"multicluster.x-k8s.io"}, APIVersions: []string{"*"}, Resources: []string{"serviceimports"}},
+		},
+	}}}
+	spec.Variables, spec.Validations = variables, []admissionv1.Validation{validation}
+	return rule(VIPsName, spec, &admissionv1.ParamRef{Name: federationv1alpha1.FederationName}, admissionv1.Fail)
 }
 
 // list returns texts as a CEL list.

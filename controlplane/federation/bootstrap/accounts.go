@@ -25,6 +25,8 @@ const (
 	labelSupervisor = "federation.isthmus.dev/supervisor"
 	// roleName is the name of the Role and the ClusterRole of leaders in a member.
 	roleName = "isthmus-federation"
+	// controllerAccount is the ServiceAccount of the controller, in the namespace of Isthmus.
+	controllerAccount = "isthmus-controller"
 	// secretPrefix, followed by a member's id, names the Secret in a supervisor with its token for that member.
 	secretPrefix = "federation-"
 )
@@ -134,10 +136,28 @@ func (s *survey) ensureToken(ctx context.Context, member *Cluster, supervisor cl
 	return secret, token, admin.Accepted(ctx, member.Client, "its API server", token)
 }
 
+// secretMeta returns the metadata of an object beside the credentials of a supervisor.
+func secretMeta(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: federationv1alpha1.SecretNamespace, Name: name, Labels: admin.Ours()}
+}
+
+// secretRights returns the right of a supervisor's controller, installed in namespace, to read its credentials.
+func secretRights(namespace string) []client.Object {
+	return []client.Object{
+		&rbacv1.Role{ObjectMeta: secretMeta(roleName), Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"list", "watch"}},
+		}},
+		&rbacv1.RoleBinding{
+			ObjectMeta: secretMeta(roleName), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: roleName},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: controllerAccount}},
+		},
+	}
+}
+
 // storeToken writes a supervisor's token for a member into the supervisor.
 func (s *survey) storeToken(ctx context.Context, supervisor *Cluster, member *Cluster, token string) error {
 	return admin.Apply(ctx, supervisor.Client, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: secretPrefix + string(member.ID), Labels: admin.Ours()},
+		ObjectMeta: secretMeta(secretPrefix + string(member.ID)),
 		Data:       map[string][]byte{federationv1alpha1.SecretToken: []byte(token), federationv1alpha1.SecretCA: member.CA},
 	})
 }

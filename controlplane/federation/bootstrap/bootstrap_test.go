@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -23,6 +25,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
@@ -77,11 +80,18 @@ func TestLifecycle(t *testing.T) {
 		t.Errorf("what was refused has changed a, which knows %s", have)
 	}
 	edited := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
-	if err := a.Client.Patch(t.Context(), edited, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"systemNamespace":"global-services"}}`))); err != nil {
+	if err := a.Client.Patch(t.Context(), edited, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"systemNamespace":"global-services","clusterSetIP":{"ranges":["242.0.0.0/16"]}}}`))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err = Form(t.Context(), Formation{Namespace: namespace, Clusters: []Cluster{supervisor(a), supervisor(b), c}}); err != nil {
 		t.Fatal(err)
+	}
+	child := &federationv1alpha1.Federation{}
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: federationv1alpha1.FederationName}, child); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"242.0.0.0/16"}, child.Spec.ClusterSetIP.Ranges); diff != "" {
+		t.Errorf("the ranges that the child's nodes serve (-want +have):\n%s", diff)
 	}
 	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: "global-services"}, &corev1.Namespace{}); err != nil {
 		t.Errorf("the namespace of global Services: %v", err)
@@ -232,6 +242,137 @@ func leads(t *testing.T, token string) {
 	}
 }
 
+// may reports whether a user may do something with Secrets of a namespace.
+func may(t *testing.T, c Cluster, user, verb, namespace string) bool {
+	t.Helper()
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user, ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb, Resource: "secrets"},
+	}}
+	if err := c.Client.Create(t.Context(), review); err != nil {
+		t.Fatal(err)
+	}
+	return review.Status.Allowed
+}
+
+// The controller of a supervisor reads the credentials for members, in a namespace of their own, and no other Secrets. That of a
+// child reads none.
+func TestCredentialsStandApart(t *testing.T) {
+	a, _, c := newTestbed(t)
+	if _, err := Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}}); err != nil {
+		t.Fatal(err)
+	}
+	const controller = "system:serviceaccount:isthmus-system:isthmus-controller"
+	await(t, "the supervisor's controller may not read its credentials", func() bool {
+		return may(t, a, controller, "list", "isthmus-federation") && may(t, a, controller, "watch", "isthmus-federation")
+	})
+	for _, refused := range []struct {
+		cluster         Cluster
+		verb, namespace string
+	}{
+		{a, "list", namespace},
+		{a, "get", namespace},
+		{a, "watch", namespace},
+		{a, "list", ""},
+		{a, "create", "isthmus-federation"},
+		{a, "update", "isthmus-federation"},
+		{c, "list", namespace},
+		{c, "list", "isthmus-federation"},
+		{c, "list", ""},
+	} {
+		if may(t, refused.cluster, controller, refused.verb, refused.namespace) {
+			t.Errorf("the controller of %s may %s Secrets of namespace %q", refused.cluster.ID, refused.verb, refused.namespace)
+		}
+	}
+	if may(t, a, "system:serviceaccount:isthmus-system:federation-a", "list", "isthmus-federation") {
+		t.Error("a supervisor's account may read credentials")
+	}
+	removeAll(t, c, a)
+}
+
+// Every member reserves the labels of Isthmus, whether the chart is installed or not, and a child has the ranges of ClusterSetIPs
+// that its policy compares with.
+func TestMembersReserveLabels(t *testing.T) {
+	a, _, c := newTestbed(t)
+	form := func() {
+		t.Helper()
+		if _, err := Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	form()
+	edited := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`))
+	if err := a.Client.Patch(t.Context(), edited, patch); err != nil {
+		t.Fatal(err)
+	}
+	// In a the chart is installed now, with a policy of its own version.
+	chart := &admissionv1.ValidatingAdmissionPolicy{}
+	if err := a.Client.Get(t.Context(), client.ObjectKey{Name: fences.ReservedName}, chart); err != nil {
+		t.Fatal(err)
+	}
+	if chart.Annotations["meta.helm.sh/release-name"] != "isthmus" || chart.Labels[v1alpha1.LabelManagedBy] != "Helm" {
+		t.Errorf("Helm would refuse to take over a policy with %v and %v", chart.Labels, chart.Annotations)
+	}
+	chart.Labels["app.kubernetes.io/instance"], chart.Annotations["note"] = "isthmus", "of the chart"
+	chart.Spec.Validations = chart.Spec.Validations[:1]
+	if err := a.Client.Update(t.Context(), chart); err != nil {
+		t.Fatal(err)
+	}
+	form()
+	child := &federationv1alpha1.Federation{}
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: federationv1alpha1.FederationName}, child); err != nil || !slices.Equal(child.Spec.ClusterSetIP.Ranges, []string{"242.0.0.0/16"}) {
+		t.Errorf("the child has the ranges %v, %v", child.Spec.ClusterSetIP.Ranges, err)
+	}
+	if err := a.Client.Get(t.Context(), client.ObjectKeyFromObject(chart), chart); err != nil || len(chart.Spec.Validations) != 1 {
+		t.Errorf("the chart's policy is written: %v", err)
+	}
+	stranger := newClient(t, impersonating(t, c))
+	await(t, "the child reserves no labels", func() bool {
+		o := service("x", map[string]string{v1alpha1.LabelCluster: "a"}, nil)
+		return apierrors.IsForbidden(stranger.Create(t.Context(), o, client.DryRunAll))
+	})
+	removeAll(t, c, a)
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: fences.ReservedName}, &admissionv1.ValidatingAdmissionPolicy{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the child keeps the policy: %v", err)
+	}
+	if err := a.Client.Get(t.Context(), client.ObjectKeyFromObject(chart), chart); err != nil {
+		t.Errorf("the chart's policy is deleted: %v", err)
+	}
+	for _, o := range []client.Object{chart, &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: fences.ReservedName}}} {
+		_ = a.Client.Delete(t.Context(), o)
+	}
+}
+
+// removeAll removes a child and then the supervisor.
+func removeAll(t *testing.T, child, of Cluster) {
+	t.Helper()
+	for _, r := range []Removal{
+		{ID: child.ID, Namespace: namespace, Clusters: []Cluster{supervisor(of), child}}, {ID: of.ID, Namespace: namespace, Clusters: []Cluster{supervisor(of)}},
+	} {
+		if _, err := Remove(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// impersonating returns a configuration of a tenant of c, who may write Services.
+func impersonating(t *testing.T, c Cluster) *rest.Config {
+	t.Helper()
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "jane"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"*"}}}}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "jane"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "jane"},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "jane"}},
+	}
+	put(t, c, role)
+	put(t, c, binding)
+	t.Cleanup(func() {
+		_, _ = c.Client.Delete(context.Background(), role), c.Client.Delete(context.Background(), binding)
+	})
+	cfg := serverC.Config(t)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "jane"}
+	return cfg
+}
+
 // Form writes nothing, and its error names the context and the remedy.
 func TestFormRefuses(t *testing.T) {
 	a, b, c := newTestbed(t)
@@ -310,7 +451,7 @@ func members(t *testing.T, c Cluster) string {
 func handed(t *testing.T, c Cluster, member string) (*corev1.Secret, error) {
 	t.Helper()
 	s := &corev1.Secret{}
-	return s, c.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "federation-" + member}, s)
+	return s, c.Client.Get(t.Context(), client.ObjectKey{Namespace: federationv1alpha1.SecretNamespace, Name: "federation-" + member}, s)
 }
 
 // held returns the token of a supervisor for a member.

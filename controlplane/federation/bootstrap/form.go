@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -180,10 +181,12 @@ func (s *survey) checkGiven() error {
 // prepare writes the objects that every member has: its claims, the admission policies, and the rights of leaders.
 func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) error {
 	claims := map[string]string{federationv1alpha1.ClaimID: string(c.ID), federationv1alpha1.ClaimClusterSet: clusterSet}
+	wanted := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}}
 	if c.Supervisor {
 		claims[federationv1alpha1.ClaimSupervisor] = "true"
+		wanted = append(wanted, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.SecretNamespace}})
+		wanted = append(wanted, secretRights(s.namespace)...)
 	}
-	wanted := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}}
 	if system := s.systemNamespace(); system != s.namespace {
 		wanted = append(wanted, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
 	}
@@ -204,6 +207,7 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 	wanted = append(wanted, admission.Claims()...)
 	wanted = append(wanted, admission.Fence(s.namespace, c.ID)...)
 	wanted = append(wanted, admission.Own(s.namespace)...)
+	wanted = append(wanted, s.vips(ctx, c)...)
 	for _, obj := range wanted {
 		err := admin.Apply(ctx, c.Client, obj)
 		if meta.IsNoMatchError(err) {
@@ -213,7 +217,28 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 			return err
 		}
 	}
-	return nil
+	return admin.InstallFences(ctx, c.Client, s.namespace)
+}
+
+// vips returns the policy about ClusterSetIPs that the API server of c can evaluate.
+func (s *survey) vips(ctx context.Context, c *Cluster) []client.Object {
+	wanted := admission.VIPs(s.namespace)
+	trial, _ := wanted[0].DeepCopyObject().(client.Object)
+	trial.SetName(trial.GetName() + ".trial") // it is not written
+	if err := c.Client.Create(ctx, trial, client.DryRunAll); apierrors.IsInvalid(err) {
+		return admission.NoVIPs(s.namespace)
+	}
+	return wanted
+}
+
+// clusterSetIP returns the settings of ClusterSetIPs in the Federations of the supervisors.
+func (s *survey) clusterSetIP() federationv1alpha1.ClusterSetIPSpec {
+	for _, found := range s.clusters {
+		if f := found.federation; found.Supervisor && f != nil && len(f.Spec.ClusterSetIP.Ranges) > 0 {
+			return f.Spec.ClusterSetIP
+		}
+	}
+	return federationv1alpha1.ClusterSetIPSpec{}
 }
 
 // systemNamespace returns the namespace of global federated Services, from the Federations of the supervisors.
@@ -248,6 +273,8 @@ func (s *survey) writeFederation(ctx context.Context, found *surveyed, clusterSe
 		f.Spec.Members = slices.SortedFunc(maps.Values(s.members), func(a, b federationv1alpha1.MemberCluster) int {
 			return strings.Compare(a.ClusterID, b.ClusterID)
 		})
+	} else {
+		f.Spec.ClusterSetIP = s.clusterSetIP() // its policy VIPs and its nodes compare with the ranges
 	}
 	return admin.Apply(ctx, found.Client, f)
 }

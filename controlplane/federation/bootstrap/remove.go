@@ -127,7 +127,7 @@ func (s *survey) forget(ctx context.Context, found *surveyed, id clusterset.Clus
 	if err := s.writeFederation(ctx, found, found.federation.Spec.ClusterSet); err != nil {
 		return err
 	}
-	return admin.DeleteOwn(ctx, found.Client, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: secretPrefix + string(id)}})
+	return admin.DeleteOwn(ctx, found.Client, &corev1.Secret{ObjectMeta: secretMeta(secretPrefix + string(id))})
 }
 
 // deleteObjects deletes the objects of leaders in a cluster, which it counts, and the objects of Form.
@@ -141,12 +141,13 @@ func (s *survey) deleteObjects(ctx context.Context, leaving *surveyed) (int, err
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: roleName}},
 		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: roleName}},
 	}
+	own = append(own, secretRights(s.namespace)...)
 	if leaving.federation != nil {
 		for _, m := range leaving.federation.Spec.Members {
-			own = append(own, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: m.Secret}})
+			own = append(own, &corev1.Secret{ObjectMeta: secretMeta(m.Secret)})
 		}
 	}
-	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Own(s.namespace), admission.Claims()), own...) {
+	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Own(s.namespace), admission.VIPs(s.namespace), admission.Claims()), own...) {
 		if err := admin.DeleteOwn(ctx, leaving.Client, obj); err != nil {
 			return written, err
 		}
@@ -173,7 +174,7 @@ func (s *survey) deleteObjects(ctx context.Context, leaving *surveyed) (int, err
 			return written, err
 		}
 	}
-	return written, nil
+	return written, admin.RemoveFences(ctx, leaving.Client, s.namespace, &v1alpha1.MemberList{})
 }
 
 // deleteProperty deletes a ClusterProperty that a controller made from a claim. One that a broker's ClusterSet needs stays,

@@ -38,7 +38,7 @@ type Times struct {
 type Config struct {
 	// Scheme has every kind that is read or written in members.
 	Scheme *runtime.Scheme
-	// Namespace is the namespace of Isthmus: of the Secrets here and of the Leases in every member.
+	// Namespace is the namespace of Isthmus, with the Leases, in every member.
 	Namespace string
 	// Identity names this process in Leases, as CLUSTER/POD_UNIQUE. No other process ever has the same.
 	Identity    string

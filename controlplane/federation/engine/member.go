@@ -44,7 +44,7 @@ func (e *Engine) add(spec federationv1alpha1.MemberCluster, pinned string) (*man
 	m := &managedMember{ended: make(chan struct{})}
 	var err error
 	m.Member, err = member.New(member.Config{
-		Scheme: e.cfg.Scheme, Namespace: e.cfg.Namespace, Interval: e.cfg.Times.Probe, Log: e.cfg.Log, Changed: e.reachabilityChanged,
+		Scheme: e.cfg.Scheme, Namespace: federationv1alpha1.SecretNamespace, Interval: e.cfg.Times.Probe, Log: e.cfg.Log, Changed: e.reachabilityChanged,
 	}, spec, pinned)
 	if err != nil {
 		return nil, err

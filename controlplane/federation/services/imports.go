@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -14,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
@@ -39,7 +43,7 @@ func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all
 	imp := clusterset.Import{
 		Service: s.name, Type: clusterset.ClusterSetIP, Ports: fed.Ports, Clusters: fed.Clusters, SessionAffinity: fed.Affinity,
 	}
-	if imp.IPs, err = r.vips.of(ctx, s.name, into, all); err != nil {
+	if imp.IPs, err = r.vips.of(ctx, s, into, all); err != nil {
 		return err
 	}
 	for _, a := range imp.IPs {
@@ -54,14 +58,37 @@ func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all
 		want = have
 	case have.UID != "":
 		want.ResourceVersion, want.UID = have.ResourceVersion, have.UID
+		if faults := r.vips.faults(have, s.blocked); len(faults) > 0 {
+			into.Event(have, corev1.EventTypeWarning, ReasonForeignAddress, fmt.Sprintf("%s; the import was replaced and has %s now",
+				strings.Join(faults, "; "), strings.Join(want.Spec.IPs, ", ")))
+		}
 		err = into.Replace(ctx, want)
 	default:
 		err = into.Create(ctx, want)
+	}
+	if r.recordImportRejection(into.ID(), s, err) {
+		r.requeue(s.name) // all member Services report it
 	}
 	if err != nil {
 		return fmt.Errorf("write service import %s: %w", s.name, err)
 	}
 	return r.applyImportStatus(ctx, into, want, status)
+}
+
+// recordImportRejection records whether a cluster accepts the ClusterSetIP, given the error of the write, and reports whether
+// that changed.
+func (r *Reconciler) recordImportRejection(cluster clusterset.ClusterID, s *snapshot, err error) bool {
+	key := taken{cluster, s.name}
+	if err == nil {
+		_, was := r.rejectedVIPs.LoadAndDelete(key)
+		return was
+	}
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), admission.VIPsName) {
+		return false // the error is not about the address
+	}
+	text := fmt.Sprintf("cluster %s refuses the ClusterSetIP: %v", cluster, err)
+	before, _ := r.rejectedVIPs.Swap(key, text)
+	return before != text
 }
 
 // applyImportStatus sets the status of the stored si.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -31,6 +32,8 @@ const (
 	reasonConflict  = "PortConflict"
 	ReasonTaken     = "NameTaken" // also on the user's Service that has the name
 	reasonPartly    = "NotEverywhere"
+	// ReasonForeignAddress is on a ServiceImport with an address that is not the federation's.
+	ReasonForeignAddress = "ForeignAddress"
 )
 
 // taken is a user's Service that has the name of a federated one.
@@ -133,9 +136,12 @@ func (r *Reconciler) problems(ctx context.Context, into reconcile.Member, s *sna
 	if len(s.lacking) > 0 {
 		all = append(all, fmt.Sprintf("clusters %s lack the namespace %s of global Services and do not get this one; create it", join(s.lacking), r.system))
 	}
+	all = append(all, s.foreign...)
 	for _, cluster := range s.clusters {
-		if text, ok := r.rejected.Load(taken{cluster, s.name}); ok {
-			all = append(all, fmt.Sprint(text))
+		for _, rejected := range []*sync.Map{&r.rejected, &r.rejectedVIPs} {
+			if text, ok := rejected.Load(taken{cluster, s.name}); ok {
+				all = append(all, fmt.Sprint(text))
+			}
 		}
 	}
 	if !r.vips.on() {

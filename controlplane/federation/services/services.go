@@ -63,6 +63,8 @@ type Reconciler struct {
 	warned   sync.Map // taken: users' Services with an event; the name of the event prevents one from another process
 	written  sync.Map // types.UID to the status that was written to a Service, until it is read back
 	rejected sync.Map // taken to a string: federated Services that a cluster refuses, and why
+
+	rejectedVIPs sync.Map // taken to a string: federated Services whose ClusterSetIP a cluster refuses, and why
 }
 
 var (

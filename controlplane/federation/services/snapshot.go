@@ -2,6 +2,7 @@ package services
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -33,6 +34,8 @@ type snapshot struct {
 	unread   bool                          // a cluster was never read
 	taken    []clusterset.ClusterID        // clusters in which a user's Service has the name, sorted
 	lacking  []clusterset.ClusterID        // clusters without the namespace of global Services, sorted
+	foreign  []string                      // clusters whose ServiceImport has addresses that are not the federation's, and why
+	blocked  ownAddresses                  // addresses of the members themselves, inside the ranges of ClusterSetIPs
 
 	// Existing objects in the reconciled member.
 	service *corev1.Service // nil without one
@@ -56,16 +59,18 @@ func sourceOf(es *discoveryv1.EndpointSlice) source {
 
 // read returns the snapshot of a federated Service for the member into.
 func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (*snapshot, error) {
-	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}}
+	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}, blocked: r.vips.own(ctx, all)}
 	for _, m := range all {
 		s.clusters = append(s.clusters, m.ID())
 		if !m.Synced() {
 			s.unread = true
 			continue
 		}
-		if err := r.readMember(ctx, s, m, m.ID() == into.ID()); err != nil {
+		foreign, err := r.vips.foreign(ctx, m, s)
+		if err := errors.Join(err, r.readMember(ctx, s, m, m.ID() == into.ID())); err != nil {
 			return nil, fmt.Errorf("read service %s in cluster %s: %w", name, m.ID(), err)
 		}
+		s.foreign = append(s.foreign, foreign...)
 	}
 	s.unresolved = map[source]bool{}
 	for _, o := range s.offers {

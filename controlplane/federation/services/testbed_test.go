@@ -67,10 +67,21 @@ var scheme = func() *runtime.Scheme {
 	return s
 }()
 
+// namespaceOf returns the name of a namespace for a test.
+func namespaceOf(t *testing.T) string {
+	t.Helper()
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(t.Name()))
+}
+
 // newTestbed returns a testbed whose Federation has a spec. The objects of the test are deleted when it ends.
 func newTestbed(t *testing.T, spec v1alpha1.FederationSpec) *testbed {
 	t.Helper()
-	w := &testbed{t: t, namespace: strings.ToLower(t.Name()), resolve: func(context.Context, string) ([]netip.Addr, time.Duration, error) {
+	w := &testbed{t: t, namespace: namespaceOf(t), resolve: func(context.Context, string) ([]netip.Addr, time.Duration, error) {
 		return []netip.Addr{netip.MustParseAddr("203.0.113.77")}, time.Hour, nil
 	}}
 	w.restart(spec)

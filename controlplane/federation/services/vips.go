@@ -25,11 +25,15 @@ import (
 //
 //   - A Service has the same address in all members. If they differ, the address of most members wins, and the lowest of
 //     several such addresses. One member alone therefore moves no address.
+//   - An address counts only if it lies in the ranges and belongs to no Service, node or pod of a member. Otherwise a child that
+//     writes an import with the API server's address, for a name that is new, would take the API server away everywhere.
 //   - A new Service takes the address that a hash of its name selects, or the next one that no import of any member has.
 //   - Two leaders that did not see each other may give one address to two Services. The older import keeps it, or the lower
 //     name if both are as old; the other Service gets a new address.
 type vips struct {
 	ranges []netip.Prefix // at most one of each family; empty without ClusterSetIPs
+
+	owners sync.Map // owner: Services and nodes of members that may have addresses in the ranges
 
 	mu     sync.Mutex
 	chosen map[clusterset.ServiceName][]netip.Addr // by this process; the cache may not have them yet
@@ -58,16 +62,16 @@ func (h holder) before(o holder) bool {
 	return h.name.Compare(o.name) < 0
 }
 
-// of returns the addresses of a Service, one for each range. It reads the imports of all Services only if into has no
+// of returns the addresses of the Service of s, one for each range. It reads the imports of all Services only if into has no
 // import of the Service, or the members' imports differ.
-func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) ([]netip.Addr, error) {
+func (v *vips) of(ctx context.Context, s *snapshot, into reconcile.Member, all []reconcile.Member) ([]netip.Addr, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	pool, err := clusterset.NewIPPool(v.ranges...)
 	if err != nil {
 		return nil, err
 	}
-	own, agreed, err := importsOf(ctx, name, into, all)
+	own, agreed, err := v.importsOf(ctx, s, into, all)
 	if err != nil {
 		return nil, err
 	}
@@ -75,71 +79,98 @@ func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into reconci
 		return own, nil
 	}
 	if len(own) == 0 {
-		own = v.chosen[name]
+		own = slices.DeleteFunc(slices.Clone(v.chosen[s.name]), func(a netip.Addr) bool { return v.fault(a, s.blocked) != "" })
 	}
-	holders, err := v.holders(ctx, all)
+	holders, err := v.holders(ctx, s.blocked, all)
 	if err != nil {
 		return nil, err
 	}
 	for a, h := range holders {
-		if h.name != name {
+		if h.name != s.name {
 			// The pool refuses addresses outside of its ranges. No other Service holds this one.
 			_ = pool.Reserve(h.name, a)
 		}
 	}
 	var addrs []netip.Addr
 	for _, f := range pool.Families() {
-		if i := slices.IndexFunc(own, func(a netip.Addr) bool { return clusterset.FamilyOf(a) == f && holders[a].name == name }); i >= 0 {
+		if i := slices.IndexFunc(own, func(a netip.Addr) bool { return clusterset.FamilyOf(a) == f && holders[a].name == s.name }); i >= 0 {
 			addrs = append(addrs, own[i]) // the first counts, as they are sorted
 			continue
 		}
-		given, err := pool.Allocate(name, []clusterset.Family{f})
+		given, err := v.allocate(pool, s, f)
 		if err != nil {
-			return nil, fmt.Errorf("%w; give the Federation's spec.clusterSetIP.ranges a larger range", err)
+			return nil, err
 		}
-		addrs = append(addrs, given...)
+		addrs = append(addrs, given)
 	}
 	if v.chosen == nil {
 		v.chosen = map[clusterset.ServiceName][]netip.Addr{}
 	}
-	v.chosen[name] = addrs
+	v.chosen[s.name] = addrs
 	return addrs, nil
 }
 
-// importsOf returns the addresses of our ServiceImports of a Service in all members, ordered by the number of members with
-// the address and then by address. agreed reports whether into's import has them all.
-func importsOf(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (addrs []netip.Addr, agreed bool, err error) {
-	var here int
+// allocate takes an address of a family from pool that belongs to no member.
+func (v *vips) allocate(pool *clusterset.IPPool, s *snapshot, f clusterset.Family) (netip.Addr, error) {
+	for {
+		given, err := pool.Allocate(s.name, []clusterset.Family{f})
+		if err != nil {
+			return netip.Addr{}, fmt.Errorf("%w; give the Federation's spec.clusterSetIP.ranges a larger range", err)
+		}
+		if v.fault(given[0], s.blocked) == "" {
+			return given[0], nil
+		}
+		pool.Release(s.name)
+		if err := pool.Reserve(clusterset.ServiceName{}, given[0]); err != nil { // no Service has the empty name
+			return netip.Addr{}, err
+		}
+	}
+}
+
+// importsOf returns the valid addresses of our ServiceImports of the Service of s in all members, ordered by the number of
+// members with the address and then by address. Other addresses are not believed: a ClusterSetIP outside of the ranges would
+// take traffic from whatever has that address. agreed reports whether into's import has them all and no others.
+func (v *vips) importsOf(ctx context.Context, s *snapshot, into reconcile.Member, all []reconcile.Member) (addrs []netip.Addr, agreed bool, err error) {
+	here, clean := 0, true
 	members := map[netip.Addr]int{} // with that address
+	families := map[clusterset.Family]int{}
 	for _, m := range all {
 		if !m.Synced() {
 			continue
 		}
 		var si v1beta1.ServiceImport
-		err := m.Get(ctx, client.ObjectKey(name), &si)
+		err := m.Get(ctx, client.ObjectKey(s.name), &si)
 		if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, objectcache.ErrKindMissing) {
-			return nil, false, fmt.Errorf("read service import %s in cluster %s: %w", name, m.ID(), err)
+			return nil, false, fmt.Errorf("read service import %s in cluster %s: %w", s.name, m.ID(), err)
 		}
 		if err != nil || !offers.IsOurs(&si) {
 			continue
 		}
 		ips := slices.Compact(parseIPs(&si))
-		for _, a := range ips {
-			members[a]++
+		valid := slices.DeleteFunc(slices.Clone(ips), func(a netip.Addr) bool { return v.fault(a, s.blocked) != "" })
+		for _, a := range valid {
+			if members[a]++; members[a] == 1 {
+				families[clusterset.FamilyOf(a)]++
+			}
 		}
 		if m.ID() == into.ID() {
-			here = len(ips)
+			here, clean = len(valid), len(valid) == len(ips)
 		}
+	}
+	for _, n := range families {
+		clean = clean && n == 1
 	}
 	addrs = slices.SortedFunc(maps.Keys(members), func(a, b netip.Addr) int {
 		return cmp.Or(cmp.Compare(members[b], members[a]), a.Compare(b))
 	})
-	return addrs, here > 0 && here == len(members), nil
+	return addrs, clean && here > 0 && here == len(members), nil
 }
 
-// holders returns the holder of each address, including addresses that this process chose and no import has yet.
-func (v *vips) holders(ctx context.Context, all []reconcile.Member) (map[netip.Addr]holder, error) {
+// holders returns the holder of each address, including addresses that this process chose and no import has yet. Other addresses
+// than those of the federation do not count.
+func (v *vips) holders(ctx context.Context, own ownAddresses, all []reconcile.Member) (map[netip.Addr]holder, error) {
 	created := map[clusterset.ServiceName]time.Time{} // of the oldest import
+	written := map[clusterset.ServiceName]bool{}
 	claims := map[netip.Addr][]clusterset.ServiceName{}
 	for _, m := range all {
 		if !m.Synced() {
@@ -158,13 +189,19 @@ func (v *vips) holders(ctx context.Context, all []reconcile.Member) (map[netip.A
 				created[name] = si.CreationTimestamp.Time
 			}
 			for _, a := range parseIPs(si) {
+				if v.fault(a, own) != "" {
+					continue
+				}
+				written[name] = true
 				claims[a] = append(claims[a], name)
 			}
 		}
 	}
 	for name, addrs := range v.chosen {
-		if _, written := created[name]; !written {
-			created[name] = time.Now()
+		if !written[name] {
+			if _, imported := created[name]; !imported {
+				created[name] = time.Now()
+			}
 			for _, a := range addrs {
 				claims[a] = append(claims[a], name)
 			}

@@ -1,8 +1,11 @@
 package services_test
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,6 +17,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -67,8 +71,8 @@ func TestClusterSetIP(t *testing.T) {
 	}
 	w.restart(withRange("243.9.0.0/24", "fd00:249::/120"))
 	w.sync()
-	if diff := cmp.Diff(want, w.vip("b", "shop")); diff != "" {
-		t.Errorf("it does not keep its address in another range: %s", diff)
+	if moved := w.vip("b", "shop"); len(moved) != 2 || !netip.MustParsePrefix("243.9.0.0/24").Contains(netip.MustParseAddr(moved[0])) {
+		t.Errorf("in another range it has %v", moved)
 	}
 	w.restart(v1alpha1.FederationSpec{})
 	w.sync()
@@ -211,5 +215,114 @@ func TestUsersServiceImportIsNotChanged(t *testing.T) {
 	}
 	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); svc.Annotations[status] == "" {
 		t.Error("the conflict is not reported")
+	}
+}
+
+// A child writes an import for a name that is new, with the federation's label and an address that is not the federation's. No
+// member gets the address, the import is replaced, and an event and the member Services name it.
+func TestForeignAddressIsNotBelieved(t *testing.T) {
+	for name, ips := range map[string][]string{
+		"the API server's":       {"10.96.0.1"},
+		"a public one":           {"8.8.8.8"},
+		"of another family":      {"2001:db8::1"},
+		"beside a good one":      {"243.0.0.9", "8.8.8.8"},
+		"mapped":                 {"::ffff:8.8.8.8"},
+		"the range itself":       {"243.0.0.0"},
+		"the broadcast of it":    {"243.0.0.255"},
+		"just behind the range":  {"243.0.1.0"},
+		"just before the range":  {"242.255.255.255"},
+		"of the same length, v6": {"fd00:243::1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestbed(t, withRange("243.0.0.0/24"))
+			foreign := &v1beta1.ServiceImport{
+				ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop", Labels: map[string]string{"app.kubernetes.io/managed-by": "federation.isthmus.dev"}},
+				Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: ips, Ports: []v1beta1.ServicePort{{Port: 80}}},
+			}
+			w.create("c", foreign)
+			w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+			w.sync("a", "b")
+			bad := netip.MustParseAddr(ips[len(ips)-1]).Unmap().String()
+			if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); !strings.Contains(svc.Annotations[status], "cluster c") || !strings.Contains(svc.Annotations[status], bad) {
+				t.Errorf("the member Service's status is %q; it does not name cluster c and %s", svc.Annotations[status], bad)
+			}
+			w.sync()
+			for _, id := range all {
+				got := w.vip(id, "shop")
+				if len(got) != 1 || got[0] == bad || !netip.MustParsePrefix("243.0.0.0/24").Contains(netip.MustParseAddr(got[0])) {
+					t.Errorf("in cluster %s it has %v", id, got)
+				}
+			}
+			if events := strings.Join(w.Member("c").Events(), "\n"); !strings.Contains(events, services.ReasonForeignAddress) || !strings.Contains(events, bad) {
+				t.Errorf("events in c: %s", events)
+			}
+			w.sync()
+			if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); strings.Contains(svc.Annotations[status], bad) {
+				t.Errorf("the status still is %q", svc.Annotations[status])
+			}
+		})
+	}
+}
+
+// An address of a family that the range has, twice.
+func TestTwoAddressesOfAFamily(t *testing.T) {
+	w := newTestbed(t, withRange("243.0.0.0/24", "fd00:243::/120"))
+	for _, id := range all {
+		w.create(id, &v1beta1.ServiceImport{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop", Labels: map[string]string{"app.kubernetes.io/managed-by": "federation.isthmus.dev"}},
+			Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: []string{"243.0.0.9", "243.0.0.10"}, Ports: []v1beta1.ServicePort{{Port: 80}}},
+		})
+	}
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	for _, id := range all {
+		got := w.vip(id, "shop")
+		if len(got) != 2 || got[0] != "243.0.0.9" || !netip.MustParsePrefix("fd00:243::/120").Contains(netip.MustParseAddr(got[1])) {
+			t.Errorf("in cluster %s it has %v", id, got)
+		}
+	}
+}
+
+// The range overlaps addresses of one member, which no Service of the federation takes: neither by allocation, nor because an
+// import has one.
+func TestMembersOwnAddressIsNotTaken(t *testing.T) {
+	w := newTestbed(t, withRange("10.96.0.200/29"))
+	taken := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "own"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.201", Ports: []corev1.ServicePort{{Port: 80}}}, // in the band that no Service gets unasked
+	}
+	w.create("b", taken)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "own"}, Spec: corev1.NodeSpec{PodCIDR: "10.96.0.204/31", PodCIDRs: []string{"10.96.0.204/31"}}}
+	w.create("c", node)
+	t.Cleanup(func() { _ = w.Member("c").Client().Delete(context.Background(), node) })
+	for _, ip := range []string{"10.96.0.201", "10.96.0.204"} {
+		name := "shop-" + ip[len(ip)-1:]
+		w.create("a", &v1beta1.ServiceImport{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "federation.isthmus.dev"}},
+			Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: []string{ip}, Ports: []v1beta1.ServicePort{{Port: 80}}},
+		})
+		w.offer("a", "web-"+name, global, name, nil, "10.1.0.1")
+	}
+	w.offer("b", "third", global, "third", nil, "10.2.0.1")
+	w.sync()
+	w.sync()
+	given := map[string]bool{}
+	for _, name := range []string{"shop-1", "shop-4", "third"} {
+		want := w.vip("a", name)
+		for _, id := range all {
+			if got := w.vip(id, name); len(got) != 1 || !cmp.Equal(got, want) || given[string(id)+got[0]] || slices.Contains([]string{"10.96.0.201", "10.96.0.204", "10.96.0.205"}, got[0]) {
+				t.Errorf("in cluster %s, %s has %v", id, name, got)
+			} else {
+				given[string(id)+got[0]] = true
+			}
+		}
+	}
+	if err := w.Member("b").Client().Delete(t.Context(), taken); err != nil {
+		t.Fatal(err)
+	}
+	w.offer("b", "fourth", global, "fourth", nil, "10.2.0.1")
+	w.sync()
+	if got := w.vip("b", "fourth"); len(got) != 1 {
+		t.Errorf("the address of a deleted Service is not given: %v", got)
 	}
 }

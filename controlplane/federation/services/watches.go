@@ -50,13 +50,14 @@ func (r *Reconciler) Watches() []reconcile.Watch {
 			},
 			Keys: r.keysOfSlice,
 		},
-		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &corev1.Node{}, Trim: trimNode}}, Keys: r.keysOfNode},
+		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &corev1.Node{}, Trim: r.trimNode}}, Keys: r.keysOfNode},
 		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &corev1.Namespace{}, Trim: trimNamespace}}, Keys: r.keysOfNamespace},
 		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &v1beta1.ServiceImport{}, Trim: trimImport, Optional: true}}, Keys: r.keysOfImport},
 	}
 }
 
-func (r *Reconciler) keysOfService(_ reconcile.Member, o client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfService(from reconcile.Member, o client.Object) []reconcile.Key {
+	r.vips.note(from.ID(), o)
 	var keys []reconcile.Key
 	own := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetName()}
 	name, member, err := offers.Name(o, r.system)
@@ -89,7 +90,8 @@ func (r *Reconciler) keysOfSlice(from reconcile.Member, o client.Object) []recon
 }
 
 // keysOfNode returns all federated Services with a member of type NodePort.
-func (r *Reconciler) keysOfNode(from reconcile.Member, _ client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfNode(from reconcile.Member, o client.Object) []reconcile.Key {
+	r.vips.note(from.ID(), o)
 	var all corev1.ServiceList
 	if err := from.List(context.Background(), &all); err != nil {
 		return nil // each Service brings its own key when it is read
@@ -123,7 +125,8 @@ func (r *Reconciler) keysOfImport(_ reconcile.Member, o client.Object) []reconci
 	return nil
 }
 
-// trimService keeps only the name of a Service that is not federated, because a federated Service may need the name. Member
+// trimService keeps only the name of a Service that is not federated, because a federated Service may need the name, and its
+// ClusterIPs if one lies in the ranges of ClusterSetIPs. Member
 // Services and federated Services keep their spec and the annotations that matter.
 func (r *Reconciler) trimService(obj any) (any, error) {
 	svc, ok := obj.(*corev1.Service)
@@ -146,9 +149,13 @@ func (r *Reconciler) trimService(obj any) (any, error) {
 		svc.OwnerReferences, svc.Finalizers = nil, nil
 		return svc, nil
 	default:
-		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		kept := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
 			Namespace: mcs.Share(svc.Namespace), Name: svc.Name, UID: svc.UID, ResourceVersion: svc.ResourceVersion,
-		}}, nil
+		}}
+		if len(r.vips.addressesOf(svc)) > 0 {
+			kept.Spec.ClusterIPs = svc.Spec.ClusterIPs
+		}
+		return kept, nil
 	}
 }
 
@@ -193,7 +200,7 @@ func digest(es *discoveryv1.EndpointSlice) string {
 // seed makes the digests of this process comparable with each other, and with no others.
 var seed = maphash.MakeSeed()
 
-func trimNode(obj any) (any, error) {
+func (r *Reconciler) trimNode(obj any) (any, error) {
 	node, ok := obj.(*corev1.Node)
 	if !ok {
 		return obj, nil
@@ -203,6 +210,9 @@ func trimNode(obj any) (any, error) {
 	}}
 	if zone := node.Labels[corev1.LabelTopologyZone]; zone != "" {
 		kept.Labels = shared(map[string]string{corev1.LabelTopologyZone: zone})
+	}
+	if len(r.vips.addressesOf(node)) > 0 {
+		kept.Spec.PodCIDRs = node.Spec.PodCIDRs
 	}
 	kept.Status.Addresses = slices.Clone(node.Status.Addresses)
 	for _, c := range node.Status.Conditions {

@@ -58,6 +58,7 @@ import (
 const (
 	defaultLeast   = 5
 	defaultShare   = 0.5
+	defaultMost    = 100_000
 	defaultRelease = "isthmusctl release-hold"
 )
 
@@ -89,6 +90,9 @@ type Config[K comparable] struct {
 
 	Least int     // a hold needs at least this many lost keys; 5
 	Share float64 // a hold needs more than this share of the source's keys lost, in [0, 1); 0.5
+	// Most bounds the lost keys that a Guard remembers of one source: a key lost beyond it is gone at once. Only a source
+	// that offers and loses new names without end gets there. The default is 100,000.
+	Most int
 
 	// Changed receives the keys, in no order, for which Keeps turned false otherwise than by Offered: the caller may
 	// now remove what it kept of them, if they are still gone. A key may have been offered again meanwhile.
@@ -110,6 +114,9 @@ func (c Config[K]) Validate() error {
 	}
 	if c.Least < 0 {
 		errs = append(errs, fmt.Errorf("guard config: least count %d is negative", c.Least))
+	}
+	if c.Most < 0 {
+		errs = append(errs, fmt.Errorf("guard config: bound %d of lost keys is negative", c.Most))
 	}
 	if c.Share < 0 || c.Share >= 1 {
 		errs = append(errs, fmt.Errorf("guard config: share %v is not in [0, 1)", c.Share))
@@ -173,6 +180,7 @@ func New[K comparable](cfg Config[K]) *Guard[K] {
 	cfg.HoldFor = cmp.Or(cfg.HoldFor, times.HoldFor)
 	cfg.Least = cmp.Or(cfg.Least, defaultLeast)
 	cfg.Share = cmp.Or(cfg.Share, defaultShare)
+	cfg.Most = cmp.Or(cfg.Most, defaultMost)
 	if cfg.Changed == nil {
 		cfg.Changed = func(clusterset.ClusterID, []K) {}
 	}
@@ -230,8 +238,16 @@ func (g *Guard[K]) VanishedUnseen(id clusterset.ClusterID, key K) { g.lose(id, k
 func (g *Guard[K]) lose(id clusterset.ClusterID, key K, grace time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := time.Now()
-	if s := g.sources[id]; s != nil && s.lose(key, now, now.Add(grace)) {
+	s := g.sources[id]
+	if s == nil {
+		return
+	}
+	if _, offered := s.offered[key]; offered && len(s.lost) >= g.cfg.Most {
+		delete(s.offered, key)
+		g.free(id, key)
+		return
+	}
+	if now := time.Now(); s.lose(key, now, now.Add(grace)) {
 		g.wake.Notify()
 	}
 }

@@ -828,3 +828,24 @@ func BenchmarkWipeOfTenThousand(b *testing.B) {
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A source offers and loses new keys without end. The Guard remembers a bounded number of them and frees the others, so
+// that neither its memory nor the work of its callers grows.
+func TestLostKeysAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		freed := 0
+		g := startGuard(Config[int]{Most: 10, Changed: func(_ clusterset.ClusterID, keys []int) { freed += len(keys) }})
+		defer g.stop()
+		for key := range 1000 {
+			g.Offered(peer, key)
+			g.Vanished(peer, key)
+		}
+		synctest.Wait()
+		g.mu.Lock()
+		lost, offered := len(g.sources[peer].lost), len(g.sources[peer].offered)
+		g.mu.Unlock()
+		if lost != 10 || offered != 0 || freed != 990 {
+			t.Errorf("%d keys are lost, %d offered, %d freed; want 10, 0, 990", lost, offered, freed)
+		}
+	})
+}

@@ -100,7 +100,7 @@ func (b *testbed) newSocketPlane(name string) (agent.Config, *netlab.Cgroup, err
 	if err != nil {
 		return agent.Config{}, nil, err
 	}
-	cfg := agent.Config{CgroupRoot: base.CgroupRoot, BPFFS: base.BPFFS}
+	cfg := agent.Config{CgroupRoot: base.CgroupRoot, BPFFS: base.BPFFS, Topology: agent.Topology{Ranges: []netip.Prefix{services.Range}}}
 	b.undo = append(b.undo, func() error { return agent.Cleanup(cfg) })
 	return cfg, cgroup, nil
 }

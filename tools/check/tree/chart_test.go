@@ -131,6 +131,9 @@ func TestChartRefusesTypos(t *testing.T) {
 		"a negative rate of logged queries": {"agent.dns.queryLog=-1", []string{"/agent/dns/queryLog"}},
 		"a name for a resolver":             {"agent.dns.fastPath={kube-dns}", []string{"/agent/dns/fastPath/0", "kube-dns"}},
 		"unknown profile":                   {"agent.dns.profile=submariner", []string{"/agent/dns/profile", "lighthouse"}},
+		"another implementation by name":    {"agent.imports=lighthouse", []string{"/agent/imports", "any"}},
+		"an address for a range":            {"agent.clusterSetIPRanges={243.0.0.1}", []string{"/agent/clusterSetIPRanges/0", "243.0.0.1"}},
+		"any imports without a range":       {"agent.imports=any", []string{"agent.imports is any", "agent.clusterSetIPRanges"}},
 		"a TTL of a day":                    {"agent.dns.ttl=86400", []string{"/agent/dns/ttl", "3,600"}},
 		"a word for a choice":               {"agent.dns.clusterScoped=often", []string{"/agent/dns/clusterScoped"}},
 		"slash after registry":              {"image.registry=example.org/", []string{"/image/registry", "example.org/"}},
@@ -296,6 +299,26 @@ func TestChartDNS(t *testing.T) {
 				t.Errorf("Service isthmus-dns: %t, want %t", ok, tc.service)
 			}
 		})
+	}
+}
+
+// Agents serve the objects of Isthmus unless they are told otherwise.
+func TestChartImports(t *testing.T) {
+	t.Parallel()
+	for set, want := range map[string][]string{
+		"agent.imports=isthmus": nil,
+		"agent.imports=isthmus,agent.clusterSetIPRanges={243.0.0.0/8}":           {"--clusterset-ip-range=243.0.0.0/8"},
+		"agent.imports=any,agent.clusterSetIPRanges={243.0.0.0/8,fd00:243::/48}": {"--imports=any", "--clusterset-ip-range=243.0.0.0/8", "--clusterset-ip-range=fd00:243::/48"},
+	} {
+		var have []string
+		for _, flag := range render(t, "--set", set)["DaemonSet isthmus-agent"].Spec.Template.Spec.Containers[0].Args {
+			if strings.HasPrefix(flag, "--imports") || strings.HasPrefix(flag, "--clusterset-ip-range") {
+				have = append(have, flag)
+			}
+		}
+		if diff := cmp.Diff(want, have); diff != "" {
+			t.Errorf("--set %s: flags (-want +have):\n%s", set, diff)
+		}
 	}
 }
 

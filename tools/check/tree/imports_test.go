@@ -171,13 +171,18 @@ var rules = map[string]rule{
 	},
 	"exports do not know the broker's client": {
 		who: []string{"controlplane/broker/internal/export"}, ban: []string{"controlplane/broker/internal/..."},
-		allow: []string{"controlplane/broker/internal/export/...", "controlplane/broker/internal/propagation"},
+		allow: []string{"controlplane/broker/internal/export/...", "controlplane/broker/internal/propagation", "controlplane/broker/internal/quota"},
 		why:   "export turns a Service into a record; the controller hands the record to client",
 	},
 	"the broker's client does not know its callers": {
 		who: []string{"controlplane/broker/internal/client"}, ban: []string{"controlplane/broker/internal/..."},
-		allow: []string{"controlplane/broker/internal/client/...", "controlplane/broker/internal/propagation"},
+		allow: []string{"controlplane/broker/internal/client/...", "controlplane/broker/internal/propagation", "controlplane/broker/internal/quota"},
 		why:   "a record travels export -> client -> imports",
+	},
+	"quotas stand alone": {
+		who: []string{"controlplane/broker/internal/quota"}, ban: []string{"controlplane/broker/internal/..."},
+		allow: []string{"controlplane/broker/internal/quota/..."},
+		why:   "every member and isthmusctl judge alike, from what is on the broker",
 	},
 	"liveness stands alone": {
 		who: []string{"controlplane/broker/internal/liveness"}, ban: []string{"controlplane/broker/internal/..."},

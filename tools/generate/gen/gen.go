@@ -71,8 +71,8 @@ var Steps = []Step{
 	},
 	{
 		Name:    "chart",
-		About:   "the chart's copies of the CRDs and of the roles",
-		Outputs: []string{"deploy/helm/isthmus/crds/*.yaml", "deploy/helm/isthmus/files/*.yaml"},
+		About:   "the chart's copies of the CRDs, of the roles and of the admission policies",
+		Outputs: []string{"deploy/helm/isthmus/crds/*.yaml", "deploy/helm/isthmus/files/*.yaml", "deploy/helm/isthmus/files/policies/*.yaml"},
 		run:     chart,
 	},
 	{
@@ -152,18 +152,25 @@ func (s Step) Files(root string) (map[string][]byte, error) {
 	return files, nil
 }
 
-// chart copies CRDs and roles into the chart, where Helm expects them.
+// chart copies CRDs, roles and admission policies into the chart, where Helm expects them.
 func chart(ctx context.Context, root string) error {
 	mcs, err := output(ctx, root, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/mcs-api")
 	if err != nil {
 		return err
 	}
-	const crds = "deploy/helm/isthmus/crds"
+	const crds, policies = "deploy/helm/isthmus/crds", "deploy/helm/isthmus/files/policies"
 	copies := map[string]string{ // from -> to
 		filepath.Join(root, "controlplane/rbac/role.yaml"):           "deploy/helm/isthmus/files/controller-role.yaml",
 		filepath.Join(root, "cmd/isthmus-controller/rbac/role.yaml"): "deploy/helm/isthmus/files/machines-role.yaml",
 		filepath.Join(root, "cmd/isthmus-agent/rbac/role.yaml"):      "deploy/helm/isthmus/files/agent-role.yaml",
 		filepath.Join(root, "gateway/controller/rbac/role.yaml"):     "deploy/helm/isthmus/files/gateway-controller-role.yaml",
+	}
+	fences, err := filepath.Glob(filepath.Join(root, "controlplane/api/fences/policies/*.yaml"))
+	if err != nil || len(fences) == 0 {
+		return fmt.Errorf("there is no policy of controlplane/api/fences (%w)", errors.Join(err, os.ErrNotExist))
+	}
+	for _, path := range fences {
+		copies[path] = filepath.Join(policies, filepath.Base(path))
 	}
 	for _, pattern := range []string{
 		filepath.Join(root, "controlplane/api/crds/*.yaml"),
@@ -184,8 +191,8 @@ func chart(ctx context.Context, root string) error {
 			return err
 		}
 	}
-	// A CRD that is no longer there must not live on in the chart.
-	if err := os.RemoveAll(filepath.Join(root, crds)); err != nil {
+	// A CRD or a policy that is no longer there must not live on in the chart.
+	if err := errors.Join(os.RemoveAll(filepath.Join(root, crds)), os.RemoveAll(filepath.Join(root, policies))); err != nil {
 		return err
 	}
 	for to, content := range contents {

@@ -204,7 +204,7 @@ func (tb *testbed) startAgent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tb.cfg = agent.Config{CgroupRoot: cgroup.Path, BPFFS: dir}
+	tb.cfg = agent.Config{CgroupRoot: cgroup.Path, BPFFS: dir, Topology: agent.Topology{Ranges: ranges}}
 	tb.undo = append(tb.undo, func() error { return agent.Cleanup(tb.cfg) })
 	if err := tb.restartAgent(ctx); err != nil {
 		return err

@@ -178,7 +178,7 @@ func export(name clusterset.ServiceName) *v1beta1.ServiceExport {
 func record(id clusterset.ClusterID, name clusterset.ServiceName, ip netip.Addr) (*v1alpha1.ExportRecord, error) {
 	x := export(name)
 	x.CreationTimestamp = metav1.NewTime(joined.Add(time.Hour))
-	e, err := mcs.Export(service(name), x, id)
+	e, _, err := mcs.Export(service(name), x, id)
 	if err != nil {
 		return nil, err
 	}

@@ -147,7 +147,7 @@ func (f *Federation) form(ctx context.Context) error {
 		return err
 	}
 	const vips = `{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`
-	for _, m := range f.set.federated[:f.cfg.Supervisors] {
+	for _, m := range f.set.federated { // children compare ClusterSetIPs with theirs
 		federation := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
 		if err := m.client.Patch(ctx, federation, client.RawPatch(types.MergePatchType, []byte(vips))); err != nil {
 			return err

@@ -57,7 +57,7 @@ type MemberCluster struct {
 	// +kubebuilder:validation:MaxLength=2048
 	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() == 'https' && url(self).getHost() != ''",message="must be an https URL with a host, such as https://192.0.2.11:6443"
 	Server string `json:"server"`
-	// Secret is the name of a Secret of the installation namespace, with the keys token and ca.crt.
+	// Secret is the name of a Secret of namespace isthmus-federation, with the keys token and ca.crt.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Secret string `json:"secret"`

@@ -85,6 +85,9 @@ const (
 	ControllerLease = "isthmus-federation"
 	// DefaultSystemNamespace is the default namespace of global federated Services.
 	DefaultSystemNamespace = "isthmus-system"
+	// SecretNamespace is the namespace, in a supervisor, of the Secrets with the credentials for members. Nothing else is in
+	// it, so the controller may list all Secrets there and reads no others.
+	SecretNamespace = "isthmus-federation"
 	// SecretToken and SecretCA are the keys of a member's Secret: a ServiceAccount's token, and the CA certificates of the
 	// member's API server in PEM.
 	SecretToken = "token"

@@ -24,8 +24,12 @@ func (b *Broker) Aggregate(name clusterset.ServiceName) (clusterset.Aggregate, b
 	switch {
 	case a == nil:
 		return clusterset.Aggregate{}, false, nil
-	case a.err != nil:
-		return clusterset.Aggregate{}, false, a.err
+	case a.err != nil: // its name is taken, and its content says nothing: exporters find it when they claim it
+		b.registry.warnOnce("", a.err.Error(), a.err)
+		return clusterset.Aggregate{}, false, nil
+	}
+	for _, o := range a.omitted {
+		b.registry.warnOnce("", fmt.Sprint(name, o), fmt.Errorf("aggregate of %s: %w", name, o))
 	}
 	return b.vetAggregate(a.Aggregate), true, nil
 }
@@ -46,7 +50,7 @@ func (b *Broker) read(ctx context.Context, name clusterset.ServiceName) (cluster
 	if err := b.client.Get(ctx, key, si); err != nil {
 		return clusterset.Aggregate{}, nil, wrap("read aggregate", key.Name, err)
 	}
-	a, err := mcs.ParseAggregate(si)
+	a, _, err := mcs.ParseAggregate(si)
 	if err != nil {
 		return a, si, err
 	}
@@ -58,7 +62,7 @@ func (b *Broker) vetAggregate(a clusterset.Aggregate) clusterset.Aggregate {
 	registry := b.Registry()
 	for _, ip := range a.IPs {
 		if err := registry.CheckIP(a.AllocatedBy, ip); err != nil {
-			b.registry.warnOnce(fmt.Sprint(a.Service, a.IPs), fmt.Errorf("the ClusterSetIPs of aggregate %s are ignored: %w", a.Service, err))
+			b.registry.warnOnce("", fmt.Sprint(a.Service, a.IPs), fmt.Errorf("the ClusterSetIPs of aggregate %s are ignored: %w", a.Service, err))
 			a.IPs = nil
 			break
 		}

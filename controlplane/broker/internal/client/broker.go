@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -32,6 +33,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -45,6 +47,9 @@ type Config struct {
 	Self      clusterset.ClusterID
 	// BrokerTime dates an export by the creation of its record on the broker instead of by its own claim.
 	BrokerTime bool
+	// Remembered returns the places in the order of precedence that this member believed before, as recorded on the imports of
+	// a Service.
+	Remembered func(clusterset.ServiceName) map[clusterset.ClusterID]time.Time
 	// LeaseRenewed receives the renewTime of each Lease that a member writes, LeaseDeleted a member whose Lease is gone.
 	LeaseRenewed func(clusterset.ClusterID, time.Time)
 	LeaseDeleted func(clusterset.ClusterID)
@@ -68,6 +73,7 @@ type Broker struct {
 
 	registry    registry
 	sliceEvents sliceEvents
+	quotas      *quotas
 	changes     objectcache.Trigger
 	exportsOf   *withdrawal.Guard[clusterset.ServiceName] // records
 	slicesOf    *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
@@ -82,8 +88,14 @@ type record struct {
 	created   time.Time
 	withdrawn time.Time // zero unless it is a tombstone
 	export    clusterset.Export
-	err       error // the reason why export is not valid
+	omitted   []mcs.Omission // the parts that export lacks
+	err       error          // the reason why export is not valid
 	digest    mcs.Digest
+
+	ports  int  // of the export
+	bytes  int  // of its labels and annotations
+	labels int  // the bytes of its Service's labels
+	stub   bool // export has only names, times and IPs
 }
 
 func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
@@ -92,7 +104,8 @@ func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
 type aggregate struct {
 	clusterset.Aggregate
 
-	err error // the reason why Aggregate is not valid
+	omitted []mcs.Omission // the parts that Aggregate lacks
+	err     error          // the reason why Aggregate is not valid
 }
 
 // New prepares a Broker. It sends no request, so it succeeds while the broker is away.
@@ -102,7 +115,7 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register the broker's kinds: %w", err)
 	}
-	b := &Broker{cfg: cfg}
+	b := &Broker{cfg: cfg, quotas: newQuotas(cfg.Self)}
 	b.registry.log = cfg.Log
 	b.cluster, err = cluster.New(cfg.REST, func(o *cluster.Options) {
 		o.Scheme = scheme
@@ -120,8 +133,11 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 		return nil, fmt.Errorf("prepare broker %s: %w", cfg.REST.Host, err)
 	}
 	b.exportsOf = newGuard(cfg, func(_ clusterset.ClusterID, names []clusterset.ServiceName) { b.changes.Send(names...) })
-	b.slicesOf = newGuard(cfg, func(_ clusterset.ClusterID, gone []ImportedSlice) {
+	b.slicesOf = newGuard(cfg, func(id clusterset.ClusterID, gone []ImportedSlice) {
 		for _, s := range gone {
+			if !b.slicesOf.Keeps(id, s) { // it may have vanished again
+				b.sliceEvents.settled(id, s)
+			}
 			b.changes.Send(s.Service)
 		}
 	})
@@ -136,14 +152,14 @@ func (b *Broker) createCaches(scheme *runtime.Scheme) error {
 	var errs [3]error
 	b.records, errs[0] = objectcache.New(scheme, objectcache.Config[*record, clusterset.ServiceName]{
 		Source:  objectcache.Source{Object: &v1alpha1.ExportRecord{}, Namespace: b.cfg.Namespace},
-		Compact: func(obj client.Object) *record { return compactRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
+		Compact: func(obj client.Object) *record { return b.arriveRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
 		Index:   func(r *record) (clusterset.ServiceName, bool) { return r.service, r.service.Name != "" },
 		Before:  b.recordChanges,
 		After:   func(was, is *record, _ bool) { b.changes.Send(objectcache.Either(was, is).service) },
 	})
 	b.slices, errs[1] = objectcache.New(scheme, objectcache.Config[*mcs.Packed, clusterset.ServiceName]{
 		Source:  objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Namespace: b.cfg.Namespace},
-		Compact: func(obj client.Object) *mcs.Packed { return mcs.Pack(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
+		Compact: func(obj client.Object) *mcs.Packed { return b.arriveSlice(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
 		Index:   func(p *mcs.Packed) (clusterset.ServiceName, bool) { return p.Service, p.Service.Name != "" },
 		Before:  b.sliceChanges,
 		After:   func(was, is *mcs.Packed, _ bool) { b.changes.Send(objectcache.Either(was, is).Service) },
@@ -162,15 +178,17 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 	if r.Spec.WithdrawnAt != nil {
 		c.withdrawn = r.Spec.WithdrawnAt.UTC()
 	}
-	if c.export, c.err = mcs.ParseRecord(r); c.err == nil {
+	if c.export, c.omitted, c.err = mcs.ParseRecord(r); c.err == nil {
 		c.export.Cluster, c.export.Service = c.owner, c.service // share the strings
+		size := quota.RecordOf(c.export, c.created)
+		c.ports, c.bytes, c.labels = size.Ports, size.Bytes, size.Labels
 	}
 	return c
 }
 
 func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
 	a := &aggregate{}
-	a.Aggregate, a.err = mcs.ParseAggregate(si)
+	a.Aggregate, a.omitted, a.err = mcs.ParseAggregate(si)
 	if a.err != nil {
 		a.Service, _ = mcs.ServiceOf(si)
 	}
@@ -207,6 +225,7 @@ func (b *Broker) Start(ctx context.Context) error {
 	group.Go(func() error { return b.exportsOf.Run(ctx) })
 	group.Go(func() error { return b.slicesOf.Run(ctx) })
 	group.Go(func() error { return b.cluster.Start(ctx) })
+	group.Go(func() error { return b.runQuotas(ctx) })
 	group.Go(func() error { return b.records.Run(ctx, b.client) })
 	group.Go(func() error { return b.slices.Run(ctx, b.client) })
 	group.Go(func() error { return b.aggregates.Run(ctx, b.client) })
@@ -224,19 +243,25 @@ func (b *Broker) NeedLeaderElection() bool { return false }
 
 // Exports returns the exports of a Service by all members, in no particular order. It logs an invalid record once and
 // treats it as absent, so that its member harms only itself. It ignores records of clusters outside of the member
-// registry. No export is older than its member's join time.
+// registry, and those that wait for a quota of their member. clusterset.MemberRegistry.Place tells from when each one counts.
 func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
-	registry := b.Registry()
+	registry, place := b.Registry(), b.places(name)
 	var exports []clusterset.Export
 	for _, r := range b.recordsOf(name) {
 		if _, ok := registry.Member(r.owner); !ok || r.isWithdrawn() {
 			continue
 		}
 		if r.err != nil {
-			b.registry.warnOnce(string(r.uid)+r.err.Error(), r.err)
+			b.refuse(r.owner, kindRecord, string(r.uid)+r.err.Error(), r.err)
 			continue
 		}
-		exports = append(exports, b.vetExport(registry, r))
+		if r.stub || !b.quotas.admits(r.owner, r.service) {
+			continue
+		}
+		for _, o := range r.omitted {
+			b.refuse(r.owner, o.Kind(), fmt.Sprint(r.uid, r.digest, o.Field), fmt.Errorf("export record of %s by %s: %w", name, r.owner, o))
+		}
+		exports = append(exports, b.vetExport(registry, r, place))
 	}
 	return exports
 }
@@ -259,27 +284,42 @@ func (b *Broker) record(id clusterset.ClusterID, name clusterset.ServiceName) *r
 }
 
 // vetExport returns the export of a record without claims that its member may not make.
-func (b *Broker) vetExport(registry *clusterset.MemberRegistry, r *record) clusterset.Export {
+func (b *Broker) vetExport(registry *clusterset.MemberRegistry, r *record, place placeFunc) clusterset.Export {
 	e := r.export
-	if b.cfg.BrokerTime {
-		e.ExportedAt = r.created
-	}
-	e.ExportedAt = registry.ExportedAt(e.Cluster, e.ExportedAt)
+	e.ExportedAt = place(registry, e.Cluster, e.ExportedAt, r.created)
 	if e.Cluster != b.cfg.Self {
 		e.IPs = slices.DeleteFunc(slices.Clone(e.IPs), func(a netip.Addr) bool { return registry.CheckRemembered(e.Cluster, a) != nil })
 	}
 	return e
 }
 
+// placeFunc returns the time from which an export counts that claims a time, and whose record the broker first had at
+// another.
+type placeFunc func(registry *clusterset.MemberRegistry, id clusterset.ClusterID, claimed, written time.Time) time.Time
+
+// places returns the placeFunc of a Service. It looks into the memory of this member only for an export whose record is not
+// as old as its claim.
+func (b *Broker) places(name clusterset.ServiceName) placeFunc {
+	remembered := sync.OnceValue(func() map[clusterset.ClusterID]time.Time { return b.cfg.Remembered(name) })
+	return func(registry *clusterset.MemberRegistry, id clusterset.ClusterID, claimed, written time.Time) time.Time {
+		claim := clusterset.Claim{Exported: claimed, Written: written}
+		if b.cfg.BrokerTime {
+			claim.Exported = time.Time{}
+		}
+		if written.Sub(claim.Exported) > clusterset.PrecedenceWindow {
+			claim.Remembered = remembered()[id]
+		}
+		return registry.Place(id, claim)
+	}
+}
+
 // Vet returns e, which this member is about to publish, as the other members will read it.
 func (b *Broker) Vet(e clusterset.Export) clusterset.Export {
-	if b.cfg.BrokerTime {
-		e.ExportedAt = time.Now().UTC()
-		if r := b.record(e.Cluster, e.Service); r != nil && !r.isWithdrawn() {
-			e.ExportedAt = r.created
-		}
+	written := time.Now().UTC()
+	if r := b.record(e.Cluster, e.Service); r != nil && !r.isWithdrawn() {
+		written = r.created
 	}
-	e.ExportedAt = b.Registry().ExportedAt(e.Cluster, e.ExportedAt)
+	e.ExportedAt = b.places(e.Service)(b.Registry(), e.Cluster, e.ExportedAt, written)
 	return e
 }
 
@@ -300,16 +340,23 @@ func (b *Broker) services(match func(*record) bool) []clusterset.ServiceName {
 	return slices.Compact(names)
 }
 
-// Slices returns the EndpointSlices of all members for a Service, as made by mcs.BrokerSlice, without endpoints that their
-// member may not publish. The caller owns them.
-func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlice {
+// Slices returns the EndpointSlices of all members for a Service, as made by mcs.BrokerSlice, without endpoints that this
+// member must not use, and without slices that wait for a quota of their member. declined tells that the Service declined a
+// ClusterSetIP. The caller owns the slices.
+func (b *Broker) Slices(name clusterset.ServiceName, declined bool) []*discoveryv1.EndpointSlice {
 	registry := b.Registry()
 	var all []*discoveryv1.EndpointSlice
 	for _, p := range b.packed(name) {
+		if p.IsStub() || !b.quotas.admits(p.Owner, p.Name) {
+			continue
+		}
 		es := p.Unpack()
-		check := func(a netip.Addr) error { return registry.CheckEndpoint(p.Owner, a) }
+		for _, o := range p.Omitted {
+			b.refuse(p.Owner, o.Kind(), fmt.Sprint(p.Name, p.Digest, o.Field), fmt.Errorf("broker slice %s: %w", p.Name, o))
+		}
+		check := func(a netip.Addr) error { return registry.CheckEndpointFor(b.cfg.Self, p.Owner, a, declined) }
 		if refused := mcs.Vet(es, check); len(refused) > 0 {
-			b.registry.warnOnce(fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are ignored: %w", len(refused), p.Name, refused[0]))
+			b.refuse(p.Owner, kindAddress, fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are ignored: %w", len(refused), p.Name, refused[0]))
 		}
 		all = append(all, es)
 	}

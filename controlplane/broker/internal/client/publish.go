@@ -2,9 +2,13 @@ package client
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -12,16 +16,24 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/slicesync"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 // Publish writes this member's export e, and its endpoints as made by mcs.BrokerSlice, to the broker. It writes only what
-// differs, and reports whether it wrote anything. Written objects carry since, the beginning of the change.
+// differs, and reports whether it wrote anything. Written objects carry since, the beginning of the change. A slice that the
+// broker refuses stops neither the other slices nor the record.
 func (b *Broker) Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error) {
 	wrote, err = b.publishSlices(ctx, e.Service, endpoints, since)
-	if err != nil {
+	if err != nil && !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
 		return wrote, err
 	}
+	recorded, recordErr := b.publishRecord(ctx, e, since)
+	return wrote || recorded, errors.Join(err, recordErr)
+}
+
+// publishRecord writes this member's record of e if it differs, and reports whether it did.
+func (b *Broker) publishRecord(ctx context.Context, e clusterset.Export, since time.Time) (wrote bool, err error) {
 	want := mcs.ExportRecord(e)
 	want.Namespace = b.cfg.Namespace
 	switch have := b.record(b.cfg.Self, e.Service); {
@@ -39,36 +51,31 @@ func (b *Broker) Publish(ctx context.Context, e clusterset.Export, endpoints []*
 	return true, wrap("write export record", want.Name, apply.Own(ctx, b.client, want))
 }
 
-// publishSlices makes endpoints this member's slices for a Service. It writes new slices before it deletes old ones, so
-// that a pod that moves between slices is never missing. It empties a slice before it deletes it, which tells the other
-// members that the deletion is intended.
+// publishSlices makes endpoints this member's slices for a Service, and reports whether it wrote any. It writes new slices
+// before it deletes old ones, so that a pod that moves between slices is never missing. It empties a slice before it deletes
+// it, which tells the other members that the deletion is intended.
 func (b *Broker) publishSlices(ctx context.Context, name clusterset.ServiceName, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error) {
-	have := b.ownSlices(name)
-	for _, want := range endpoints {
-		old := have[want.Name]
-		delete(have, want.Name)
-		if old != nil && old.Digest == mcs.SliceDigest(want) {
-			continue
-		}
-		wrote = true
-		if err := b.writeSlice(ctx, want.DeepCopy(), old == nil, since); err != nil {
-			return wrote, err
-		}
-	}
-	for _, old := range have {
-		wrote = true
-		es := old.Unpack()
-		if !old.Empty() {
-			es.Endpoints = []discoveryv1.Endpoint{}
-			if err := b.writeSlice(ctx, es, false, since); err != nil {
-				return wrote, err
+	own := b.ownSlices(name)
+	return slicesync.Sync[*mcs.Packed]{
+		Existing: slices.Collect(maps.Values(own)), Wanted: slices.Values(endpoints),
+		Name:     func(p *mcs.Packed) string { return p.Name },
+		UpToDate: func(p *mcs.Packed, es *discoveryv1.EndpointSlice) bool { return p.Digest == mcs.SliceDigest(es) },
+		Create: func(ctx context.Context, es *discoveryv1.EndpointSlice) error {
+			return b.writeSlice(ctx, es.DeepCopy(), true, since)
+		},
+		Update: func(ctx context.Context, es *discoveryv1.EndpointSlice) error {
+			return b.writeSlice(ctx, es.DeepCopy(), false, since)
+		},
+		Delete: func(ctx context.Context, p *mcs.Packed) error {
+			if es := p.Unpack(); !p.Empty() {
+				es.Endpoints = []discoveryv1.Endpoint{}
+				if err := b.writeSlice(ctx, es, false, since); err != nil {
+					return err
+				}
 			}
-		}
-		if err := b.deleteSlice(ctx, old); err != nil {
-			return wrote, err
-		}
-	}
-	return wrote, nil
+			return b.deleteSlice(ctx, p)
+		},
+	}.Run(ctx)
 }
 
 func (b *Broker) writeSlice(ctx context.Context, es *discoveryv1.EndpointSlice, create bool, since time.Time) error {

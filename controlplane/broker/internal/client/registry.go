@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -16,6 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -29,24 +32,29 @@ type registry struct {
 	mu      sync.Mutex
 	ranges  []netip.Prefix
 	members map[clusterset.ClusterID]clusterset.Member
-	warned  map[string]bool // versions of objects that have been logged
+	// warned are the versions of each member's objects that have been logged; those of aggregates are under "".
+	warned map[clusterset.ClusterID]map[string]struct{}
 }
 
-// maxWarned bounds warned; when it is full, every warning is logged once more.
-const maxWarned = 10_000
+// maxWarned bounds warned for a member; when it is full, every warning about the member is logged once more.
+const maxWarned = 1000
 
-// warnOnce logs a warning about an object once for each of its versions.
-func (r *registry) warnOnce(version string, err error) {
+// warnOnce logs a warning about an object of a member once for each version of the object, and reports whether it did.
+func (r *registry) warnOnce(id clusterset.ClusterID, version string, err error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.warned[version] {
-		return
+	if _, warned := r.warned[id][version]; warned {
+		return false
 	}
-	if len(r.warned) >= maxWarned || r.warned == nil {
-		r.warned = map[string]bool{}
+	if r.warned == nil {
+		r.warned = map[clusterset.ClusterID]map[string]struct{}{}
 	}
-	r.warned[version] = true
-	r.log.Warn("an object on the broker is ignored", "err", err)
+	if r.warned[id] == nil || len(r.warned[id]) >= maxWarned {
+		r.warned[id] = map[string]struct{}{}
+	}
+	r.warned[id][version] = struct{}{}
+	r.log.Warn("a part of an object on the broker is ignored", "err", err)
+	return true
 }
 
 // Registry returns the current members of the ClusterSet.
@@ -78,6 +86,9 @@ func (b *Broker) member(obj *v1alpha1.Member, first bool) {
 	}
 	before, known := r.members[m.ID]
 	r.members[m.ID] = m
+	if !m.LeftAt.IsZero() {
+		delete(r.warned, m.ID)
+	}
 	r.rebuild()
 	r.mu.Unlock()
 
@@ -87,6 +98,10 @@ func (b *Broker) member(obj *v1alpha1.Member, first bool) {
 	case left:
 		b.exportsOf.Forget(m.ID)
 		b.slicesOf.Forget(m.ID)
+		b.sliceEvents.left(m.ID)
+		b.quotas.left(m.ID)
+		refused.DeletePartialMatch(prometheus.Labels{"source_cluster": string(m.ID)})
+		propagation.Forget(m.ID)
 		b.cfg.Left(m.ID, true)
 		b.cfg.Log.Info("a member left", "cluster", string(m.ID))
 	default:
@@ -107,6 +122,7 @@ func (b *Broker) memberDeleted(obj *v1alpha1.Member) {
 }
 
 func (b *Broker) config(obj *v1alpha1.ClusterSetConfig, _ bool) {
+	b.quotas.setLimits(quota.Limits(obj.Spec.Quotas))
 	ranges, err := mcs.Prefixes("spec.clustersetIPCIDRRange", obj.Spec.ClusterSetIPCIDRRange)
 	if err != nil {
 		b.cfg.Log.Error("the ClusterSetConfig is invalid; correct it with isthmusctl deploy-broker", "err", err)

@@ -6,8 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -31,7 +29,7 @@ type ImportedSlice struct {
 // Changes returns a source that enqueues a Service when its objects on the broker change, or when the withdrawal guards
 // decide about them. A controller with this source starts only when all caches are complete.
 func (b *Broker) Changes() source.Source {
-	return b.changes.Source(b.known, b.records.WaitForSync, b.slices.WaitForSync, b.aggregates.WaitForSync, b.waitForRegistry)
+	return b.changes.Source(b.known, b.records.WaitForSync, b.slices.WaitForSync, b.aggregates.WaitForSync, b.waitForRegistry, b.waitForQuotas)
 }
 
 // known returns every Service that has an object on the broker.
@@ -62,19 +60,6 @@ func (b *Broker) waitForRegistry(ctx context.Context) error {
 // ReconcileMember enqueues every Service that member id exports.
 func (b *Broker) ReconcileMember(id clusterset.ClusterID) {
 	b.changes.Send(b.services(func(r *record) bool { return r.owner == id })...)
-}
-
-// sliceEvents remembers when slices arrived, and which slices vanished before their record did.
-type sliceEvents struct {
-	mu       sync.Mutex
-	seen     map[ImportedSlice]time.Time
-	vanished map[offer][]ImportedSlice
-}
-
-// offer is one Service of one member.
-type offer struct {
-	cluster clusterset.ClusterID
-	service clusterset.ServiceName
 }
 
 // watch watches the small kinds.
@@ -138,6 +123,7 @@ func (b *Broker) leaseDeleted(l *coordinationv1.Lease) {
 
 // recordChanges reports a change of a record to the guard, before the cache shows it to readers.
 func (b *Broker) recordChanges(was, is *record, listed bool) {
+	b.countRecord(was, is)
 	r := objectcache.Either(was, is)
 	switch {
 	case is == nil && !was.isWithdrawn():
@@ -148,18 +134,19 @@ func (b *Broker) recordChanges(was, is *record, listed bool) {
 		return
 	}
 	b.exportsOf.Withdrawn(r.owner, r.service)
-	for _, s := range b.sliceEvents.takeVanished(offer{r.owner, r.service}) {
+	for _, s := range b.sliceEvents.takeVanished(r.owner, r.service) {
 		b.slicesOf.Withdrawn(r.owner, s)
 	}
 }
 
 // sliceChanges reports a change of a slice to the guard, before the cache shows it to readers.
 func (b *Broker) sliceChanges(was, is *mcs.Packed, listed bool) {
+	b.countSlice(was, is)
 	p := objectcache.Either(was, is)
-	o, s := offer{p.Owner, p.Service}, importedOf(p)
+	s := importedOf(p)
 	switch {
 	case is != nil:
-		b.sliceEvents.added(o, s, listed)
+		b.sliceEvents.added(p.Owner, s, listed)
 		if !is.Empty() {
 			b.slicesOf.Offered(p.Owner, s)
 			return
@@ -167,10 +154,10 @@ func (b *Broker) sliceChanges(was, is *mcs.Packed, listed bool) {
 		b.slicesOf.Withdrawn(p.Owner, s)
 	// A member empties a slice before it deletes it, unless it has withdrawn the whole Service.
 	case was.Empty(), b.record(p.Owner, p.Service).isWithdrawn():
-		b.sliceEvents.removed(o, s, false)
+		b.sliceEvents.removed(p.Owner, s, false)
 		b.slicesOf.Withdrawn(p.Owner, s)
 	default:
-		b.sliceEvents.removed(o, s, true)
+		b.sliceEvents.removed(p.Owner, s, true)
 		vanished(b.slicesOf, listed)(p.Owner, s)
 	}
 }
@@ -185,58 +172,6 @@ func vanished[K comparable](g *withdrawal.Guard[K], listed bool) func(clusterset
 
 func importedOf(p *mcs.Packed) ImportedSlice {
 	return ImportedSlice{p.Service, mcs.ImportedSliceName(p.Owner, p.Service.Name, p.Name)}
-}
-
-// added records that a slice exists: seen by the watch, or found by a list.
-func (w *sliceEvents) added(o offer, s ImportedSlice, listed bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !listed {
-		if w.seen == nil {
-			w.seen = map[ImportedSlice]time.Time{}
-		}
-		w.seen[s] = time.Now()
-	}
-	if len(w.vanished[o]) > 0 {
-		w.vanished[o] = without(w.vanished[o], s)
-	}
-}
-
-// removed records that a slice is gone, and whether it vanished without a tombstone.
-func (w *sliceEvents) removed(o offer, s ImportedSlice, unexplained bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.seen, s)
-	if !unexplained {
-		return
-	}
-	if w.vanished == nil {
-		w.vanished = map[offer][]ImportedSlice{}
-	}
-	w.vanished[o] = append(without(w.vanished[o], s), s)
-}
-
-// takeVanished removes and returns the slices of an offer that vanished before its tombstone arrived.
-func (w *sliceEvents) takeVanished(o offer) []ImportedSlice {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	slices := w.vanished[o]
-	delete(w.vanished, o)
-	return slices
-}
-
-func without(list []ImportedSlice, s ImportedSlice) []ImportedSlice {
-	return slices.DeleteFunc(list, func(o ImportedSlice) bool { return o == s })
-}
-
-// SeenAt returns when the last change of a slice's source arrived from the broker, and whether one arrived since the last
-// call.
-func (b *Broker) SeenAt(s ImportedSlice) (time.Time, bool) {
-	b.sliceEvents.mu.Lock()
-	defer b.sliceEvents.mu.Unlock()
-	t, ok := b.sliceEvents.seen[s]
-	delete(b.sliceEvents.seen, s)
-	return t, ok
 }
 
 // Baseline records the imports from before the process started: the exporters of each Service, and the source of each
@@ -256,7 +191,7 @@ func (b *Broker) Baseline(offers map[clusterset.ServiceName][]clusterset.Cluster
 	}
 	for s, id := range missing {
 		if !b.record(id, s.Service).isWithdrawn() {
-			b.sliceEvents.removed(offer{id, s.Service}, s, true)
+			b.sliceEvents.removed(id, s, true)
 			b.slicesOf.Offered(id, s)
 			b.slicesOf.VanishedUnseen(id, s)
 		}
@@ -308,7 +243,7 @@ func (b *Broker) Endpoints(id clusterset.ClusterID, n int) []netip.AddrPort {
 		if p.Owner != id {
 			continue
 		}
-		if a, ok := p.TCP(); ok && registry.CheckEndpoint(id, a.Addr()) == nil {
+		if a, ok := p.TCP(); ok && registry.CheckEndpointFor(b.cfg.Self, id, a.Addr(), true) == nil {
 			found = append(found, a)
 		}
 	}

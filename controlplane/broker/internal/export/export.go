@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -60,6 +61,7 @@ type broker interface {
 	Tombstone(name clusterset.ServiceName, quarantine time.Duration) time.Time
 	Vet(clusterset.Export) clusterset.Export
 	HasNoRecord(clusterset.ServiceName) bool
+	Waiting(clusterset.ServiceName) (record, slices *quota.Overrun, count int)
 	Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error)
 	Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error)
 }
@@ -268,7 +270,7 @@ type outcome struct {
 // publish publishes the Service of in, or withdraws it if it cannot be exported.
 func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) outcome {
 	name := clusterset.ServiceName{Namespace: in.export.Namespace, Name: in.export.Name}
-	e, err := mcs.Export(in.service, in.export, r.Cluster)
+	e, omitted, err := mcs.Export(in.service, in.export, r.Cluster)
 	if !r.Shared(name.Namespace) {
 		err = &mcs.InvalidError{Reason: mcs.ReasonRestrictedNamespace, Message: fmt.Sprintf("namespace %s is restricted and is not exported; see --restricted-namespaces", name.Namespace)}
 	}
@@ -287,21 +289,21 @@ func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) ou
 			fmt.Sprintf("the broker has no member %s; run isthmusctl join", r.Cluster))}}
 	}
 	e.WantsIP = mcs.WantsIP(in.export, e.Type, r.Settings.UseIP)
-	o, err := r.publishExport(ctx, in, e, since)
+	o, err := r.publishExport(ctx, in, e, omitted, since)
 	if err != nil {
 		return failed(err)
 	}
 	return o
 }
 
-// publishExport publishes e, the export of the Service itself.
-func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.Export, since time.Time) (outcome, error) {
+// publishExport publishes e, the export of the Service itself, which lacks what omitted lists.
+func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.Export, omitted []mcs.Omission, since time.Time) (outcome, error) {
 	agreed, exists, err := r.Broker.Aggregate(e.Service)
 	if err != nil {
 		return outcome{}, err
 	}
 	// A Service that was unexported everywhere and is exported again gets a new agreement, so the old aggregate goes first.
-	if exists && len(r.Broker.Exports(e.Service)) == 0 && time.Now().Before(r.Broker.Tombstone(e.Service, withdrawalGrace)) {
+	if exists && r.isUnexported(e.Service) && time.Now().Before(r.Broker.Tombstone(e.Service, withdrawalGrace)) {
 		_, err := r.Broker.Withdraw(ctx, e.Service, r.Settings.Tombstone)
 		pending := mcs.NotReady(v1beta1.ServiceExportReasonPending, "the earlier exports of the service are being withdrawn")
 		return outcome{conditions: []metav1.Condition{mcs.Valid(), pending}, again: conflictRetry}, err
@@ -316,14 +318,15 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		if err != nil {
 			return outcome{}, err
 		}
-		var refused []error
-		endpoints, refused = r.endpoints(in, e, merged)
+		lacks := mcs.Shortcomings{Omitted: omitted}
+		endpoints, lacks.Refused, lacks.Overlap = r.endpoints(in, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
 		var hosts []*discoveryv1.EndpointSlice
 		if merged.Type == clusterset.Headless {
 			hosts = endpoints
 		}
-		ready = mcs.ExportedWithout(merged.WithIPs(ips).IPs, refused, mcs.Unnamed(e, hosts))
+		lacks.Unnamed = mcs.Unnamed(e, hosts)
+		ready = r.ready(e, merged.WithIPs(ips).IPs, lacks)
 		if noIP != nil {
 			ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the missing family, or unexport other services")
 			o.again = exhaustedRetry
@@ -343,6 +346,24 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 	}
 	o.conditions = append(o.conditions, mcs.Conflicts(conflicts))
 	return o, nil
+}
+
+// isUnexported reports whether no member exports a Service. An export of this member that waits for a quota is one.
+func (r *Reconciler) isUnexported(name clusterset.ServiceName) bool {
+	waiting, _, _ := r.Broker.Waiting(name)
+	return waiting == nil && len(r.Broker.Exports(name)) == 0
+}
+
+// ready returns the condition Ready of a published export, which lacks what s lists and may wait for a quota.
+func (r *Reconciler) ready(e clusterset.Export, ips []netip.Addr, s mcs.Shortcomings) metav1.Condition {
+	record, slices, count := r.Broker.Waiting(e.Service)
+	if record != nil {
+		return mcs.NotReady(mcs.ReasonQuotaExceeded, "the export waits: "+record.Error())
+	}
+	if count > 0 {
+		s.Waiting, s.Quota = count, slices
+	}
+	return mcs.ExportedWithout(ips, s)
 }
 
 // exports returns the exports of all members, with e as that of this one. It also returns e with the remembered address and
@@ -379,10 +400,12 @@ func (r *Reconciler) remember(name clusterset.ServiceName, others bool) ([]netip
 	return imp.IPs, agreed.Decided()
 }
 
-// endpoints returns the slices to publish, without the endpoints that other members would refuse, and the reasons for
-// those.
-func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error) {
-	if e.Type == clusterset.ClusterSetIP && (r.Settings.ServiceVIP || merged.UseIP == clusterset.Disabled) {
+// endpoints returns the slices to publish, without the endpoints that all other members would refuse, and the reasons for
+// those. overlaps are the addresses of Services that some of them refuse.
+func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error, overlaps []mcs.Overlap) {
+	registry, declined := r.Broker.Registry(), merged.UseIP == clusterset.Disabled
+	byService := e.Type == clusterset.ClusterSetIP && (r.Settings.ServiceVIP || declined)
+	if byService {
 		endpoints = mcs.ServiceSlices(in.service, mcs.AnyReady(in.slices), r.Cluster)
 	} else {
 		for i := range in.slices {
@@ -391,11 +414,18 @@ func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset
 			}
 		}
 	}
-	registry := r.Broker.Registry()
 	for _, es := range endpoints {
-		refused = append(refused, mcs.Vet(es, func(a netip.Addr) error { return registry.CheckEndpoint(r.Cluster, a) })...)
+		refused = append(refused, mcs.Vet(es, func(a netip.Addr) error {
+			if err := registry.CheckEndpointFor(r.Cluster, r.Cluster, a, declined); err != nil || !byService {
+				return err
+			}
+			if ids := registry.Refusing(r.Cluster, a, declined); len(ids) > 0 {
+				overlaps = append(overlaps, mcs.Overlap{Address: a, Clusters: ids})
+			}
+			return nil
+		})...)
 	}
-	return endpoints, refused
+	return endpoints, refused, overlaps
 }
 
 // claim ensures that the aggregate of the merged Service exists, lists this member and has an address if the Service needs

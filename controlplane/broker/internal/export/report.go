@@ -63,10 +63,14 @@ func eventType(c metav1.Condition) string {
 	if c.Type == string(v1beta1.ServiceExportConditionConflict) {
 		good = metav1.ConditionFalse
 	}
-	if c.Status == good && c.Reason != string(mcs.ReasonEndpointsRefused) && c.Reason != string(mcs.ReasonNamesTooLong) {
-		return corev1.EventTypeNormal
+	if c.Status != good {
+		return corev1.EventTypeWarning
 	}
-	return corev1.EventTypeWarning
+	switch v1beta1.ServiceExportConditionReason(c.Reason) {
+	case mcs.ReasonEndpointsRefused, mcs.ReasonNamesTooLong, mcs.ReasonMetadataRefused, mcs.ReasonServiceCIDRsOverlap, mcs.ReasonQuotaExceeded:
+		return corev1.EventTypeWarning
+	}
+	return corev1.EventTypeNormal
 }
 
 // eventReason returns the condition's reason, or Conflict for several reasons: an event's reason is one word.

@@ -2,11 +2,13 @@
 // every Service that a member exports and whose namespace exists here.
 //
 // It starts only when its cache of the broker is complete: while the broker is away, imports stay. All its objects carry
-// Isthmus' labels, and it reverts edits by other clients.
+// Isthmus' labels, and it reverts edits of those by other clients. It leaves a ServiceImport or an EndpointSlice of another
+// controller alone, and reports it: two implementations that wrote the same object would do so for ever.
 package imports
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -19,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -49,20 +52,20 @@ const clashRetry = 5 * time.Second
 // work of an import, by a later pass.
 var statusLater = ctrl.Result{RequeueAfter: time.Millisecond, Priority: new(handler.LowPriority)}
 
-// keptAnnotation may differ on a slice that is up to date, because it is not part of the content.
-const keptAnnotation = v1alpha1.AnnotationChangedAt
+// keptAnnotations may differ on a slice that is up to date, because they are not part of the content.
+var keptAnnotations = []string{v1alpha1.AnnotationChangedAt, v1alpha1.AnnotationExportedAt}
 
 // brokerReader is the part of the broker client that this package uses.
 type brokerReader interface {
 	Changes() source.Source
 	Services(namespace string) []clusterset.ServiceName
 	Exports(clusterset.ServiceName) []clusterset.Export
-	Slices(clusterset.ServiceName) []*discoveryv1.EndpointSlice
+	Slices(name clusterset.ServiceName, declined bool) []*discoveryv1.EndpointSlice
 	Aggregate(clusterset.ServiceName) (clusterset.Aggregate, bool, error)
 	Baseline(map[clusterset.ServiceName][]clusterset.ClusterID, map[brokerclient.ImportedSlice]clusterset.ClusterID)
 	Kept(clusterset.ServiceName, []clusterset.ClusterID) []clusterset.ClusterID
 	KeepsSlice(clusterset.ClusterID, brokerclient.ImportedSlice) bool
-	SeenAt(brokerclient.ImportedSlice) (time.Time, bool)
+	SeenAt(clusterset.ClusterID, brokerclient.ImportedSlice) (time.Time, bool)
 }
 
 // liveness tells the state of other members.
@@ -80,6 +83,7 @@ type Config struct {
 	Members liveness
 	Policy  clusterset.Policy
 	Shared  func(namespace string) bool
+	Events  events.EventRecorder
 	Log     *slog.Logger
 }
 
@@ -89,6 +93,8 @@ type Reconciler struct {
 
 	namespaces client.Reader // from a cache
 	local      localCache
+	refused    refusals
+	foreign    foreignImports
 	baseline   struct {
 		sync.Mutex
 
@@ -138,6 +144,22 @@ func (r *Reconciler) Imported(name clusterset.ServiceName) (clusterset.Import, b
 		return clusterset.Import{}, false
 	}
 	return clusterset.Import{Service: name, IPs: si.ips, UseIP: si.useIP, Clusters: si.clusters}, true
+}
+
+// Remembered returns the places of members in the order of precedence of a Service, as they are recorded on its imported
+// slices. A member's place is forgotten with its slices, when it withdraws the Service or leaves.
+func (r *Reconciler) Remembered(name clusterset.ServiceName) map[clusterset.ClusterID]time.Time {
+	places := map[clusterset.ClusterID]time.Time{}
+	for _, s := range r.local.of(name).slices {
+		if s.exported == 0 {
+			continue
+		}
+		at := time.Unix(s.exported, 0).UTC()
+		if have, ok := places[s.source]; !ok || at.Before(have) {
+			places[s.source] = at
+		}
+	}
+	return places
 }
 
 // Uses reports whether this cluster imports a slice of a member, and true while that is unknown.
@@ -208,8 +230,13 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 	if len(exports) == 0 && len(kept) == 0 {
 		return none, r.remove(ctx, name, have)
 	}
+	if have.imp != nil && !have.imp.ours {
+		r.foreign.found(name, have.imp.uid, r.reportForeign)
+		return none, r.removeSlices(ctx, name, have)
+	}
+	r.foreign.gone(name)
 	imp, current, clash, err := r.imported(ctx, name, exports, kept, have)
-	if err != nil || current == nil {
+	if current == nil {
 		return none, err
 	}
 	keep := func(s *localSlice) bool {
@@ -220,14 +247,15 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 		return slices.Contains(kept, s.source) ||
 			exporting && slices.Contains(imp.Clusters, s.source) && r.Broker.KeepsSlice(s.source, brokerclient.ImportedSlice{Service: name, Name: s.name})
 	}
-	wrote, err := r.syncSlices(ctx, name, have.slices, r.wantSlices(imp, exports, current.uid), keep)
+	wrote, slicesErr := r.syncSlices(ctx, name, have.slices, r.wantSlices(imp, exports, current.uid), keep)
+	err = errors.Join(err, slicesErr)
 	switch {
-	case err != nil, len(kept) > 0:
+	case len(kept) > 0:
 		return none, err
-	case wrote, current != have.imp:
+	case (wrote || current != have.imp) && err == nil:
 		return statusLater, nil
 	}
-	err = r.applyStatus(ctx, imp, current)
+	err = errors.Join(err, r.applyStatus(ctx, imp, current))
 	if clash {
 		return ctrl.Result{RequeueAfter: clashRetry}, err
 	}
@@ -235,8 +263,8 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 }
 
 // imported writes the ServiceImport that the exports merge to, without its status. It returns the merged import and the
-// written object, nil without one. While exports of the members kept are held, the import stays as it is. clash reports
-// that another import has its address.
+// written object, nil without one; with an error, the object that exists, so that its endpoints follow all the same. While
+// exports of the members kept are held, the import stays as it is. clash reports that another import has its address.
 func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have observed) (imp clusterset.Import, current *localImport, clash bool, err error) {
 	if len(kept) > 0 {
 		si := &v1beta1.ServiceImport{}
@@ -290,7 +318,7 @@ func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Expo
 		}
 	}
 	var want []*discoveryv1.EndpointSlice
-	for _, offered := range r.Broker.Slices(imp.Service) {
+	for _, offered := range r.Broker.Slices(imp.Service, imp.UseIP == clusterset.Disabled) {
 		e, ok := from[mcs.OwnerOf(offered)]
 		if !ok {
 			continue
@@ -308,21 +336,50 @@ func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Expo
 }
 
 // applyImport writes the ServiceImport of imp, without its status, if it differs from have, which is nil if there is none.
-// It returns the resulting object, which is have if it wrote nothing.
+// It returns the resulting object, which is have if it wrote nothing. If the API server refuses the object, applyImport
+// writes it without the exported labels and annotations.
 func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, have *localImport) (*localImport, error) {
 	want := mcs.ServiceImport(imp)
+	key := refusalKey{service: imp.Service}
+	if r.refused.has(key, mcs.ImportDigest(want)) {
+		want = mcs.ServiceImport(withoutMetadata(imp))
+	}
 	if have != nil && have.digest == mcs.ImportDigest(want) {
 		return have, nil
 	}
-	want.Status = v1beta1.ServiceImportStatus{}
-	if err := apply.Own(ctx, r.Client, want); err != nil {
-		return nil, fmt.Errorf("write service import %s: %w", imp.Service, err)
+	err := r.writeImport(ctx, want, have)
+	if isRefused(err) && len(imp.Labels)+len(imp.Annotations) > 0 {
+		r.refused.add(key, mcs.ImportDigest(mcs.ServiceImport(imp)))
+		r.Log.Error("this cluster refuses the labels and annotations of an import, which is written without them; correct exportedLabels and exportedAnnotations of its oldest export",
+			"namespace", imp.Service.Namespace, "service", imp.Service.Name, "err", err)
+		want = mcs.ServiceImport(withoutMetadata(imp))
+		err = r.writeImport(ctx, want, have)
+	}
+	if err != nil {
+		return have, fmt.Errorf("write service import %s: %w", imp.Service, err)
 	}
 	r.Log.Info(map[bool]string{true: "imported", false: "import changed"}[have == nil],
 		"namespace", want.Namespace, "service", want.Name, "vip", want.Spec.IPs, "cluster", imp.Clusters)
 	current := compactImport(want)
 	r.local.wroteImport(current)
 	return current, nil
+}
+
+// writeImport writes a ServiceImport without its status over have, which is nil if there is none. It writes over no other
+// object than have: another controller may have created one of the same name that the cache lacks.
+func (r *Reconciler) writeImport(ctx context.Context, want *v1beta1.ServiceImport, have *localImport) error {
+	want.Status = v1beta1.ServiceImportStatus{}
+	if have == nil {
+		return apply.Claim(ctx, r.Client, want) // the cache shows an existing one soon
+	}
+	want.UID = have.uid
+	return apply.Own(ctx, r.Client, want)
+}
+
+// withoutMetadata returns imp without its exported labels and annotations.
+func withoutMetadata(imp clusterset.Import) clusterset.Import {
+	imp.Labels, imp.Annotations = nil, nil
+	return imp
 }
 
 // applyStatus writes the status of imp if it differs from that of current.
@@ -347,39 +404,70 @@ func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, cur
 	return nil
 }
 
-// syncSlices makes want the imported slices of a Service, except that existing slices which keep reports stay. wrote
-// reports whether it wrote anything.
+// syncSlices makes want the imported slices of a Service, except that existing slices which keep reports stay. It first
+// removes the slices of members that want no longer names. wrote reports whether it wrote anything.
 func (r *Reconciler) syncSlices(ctx context.Context, name clusterset.ServiceName, existing []*localSlice, want []*discoveryv1.EndpointSlice, keep func(*localSlice) bool) (wrote bool, err error) {
 	write := func(how writeFunc) func(context.Context, *discoveryv1.EndpointSlice) error {
 		return func(ctx context.Context, es *discoveryv1.EndpointSlice) error {
 			return r.writeSlice(ctx, name, es, how)
 		}
 	}
+	sources := map[clusterset.ClusterID]bool{}
+	for _, es := range want {
+		sources[sourceOf(es)] = true
+	}
 	return slicesync.Sync[*localSlice]{
 		Existing: existing, Wanted: slices.Values(want),
-		Name:     func(s *localSlice) string { return s.name },
-		UpToDate: func(s *localSlice, es *discoveryv1.EndpointSlice) bool { return s.digest == mcs.SliceDigest(es) },
-		Keep:     keep,
-		Create:   write(apply.Create), Update: write(apply.Own),
+		Name:      func(s *localSlice) string { return s.name },
+		UpToDate:  func(s *localSlice, es *discoveryv1.EndpointSlice) bool { return r.upToDate(name, s, es) },
+		Keep:      keep,
+		Withdrawn: func(s *localSlice) bool { return !sources[s.source] },
+		Create:    write(createSlice), Update: write(apply.Own),
 		Delete: func(ctx context.Context, s *localSlice) error {
+			r.refused.remove(refusalKey{name, s.name})
 			es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: s.name}}
 			return client.IgnoreNotFound(r.Client.Delete(ctx, es))
 		},
 	}.Run(ctx)
 }
 
-// writeFunc is apply.Create or apply.Own.
+func sourceOf(es *discoveryv1.EndpointSlice) clusterset.ClusterID {
+	return clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster])
+}
+
+// upToDate reports whether s has the content of es. If this cluster refused es with the labels of its Service, upToDate
+// removes them from es first.
+func (r *Reconciler) upToDate(name clusterset.ServiceName, s *localSlice, es *discoveryv1.EndpointSlice) bool {
+	digest := mcs.SliceDigest(es)
+	if r.refused.has(refusalKey{name, es.Name}, digest) {
+		mcs.DropServiceLabels(es)
+		digest = mcs.SliceDigest(es)
+	}
+	return s.digest == digest
+}
+
+// writeFunc is createSlice or apply.Own.
 type writeFunc func(ctx context.Context, c client.Client, obj client.Object, keep ...string) error
 
-// writeSlice writes an imported slice of a Service, and measures how long its content was on its way.
+// writeSlice writes an imported slice of a Service, and measures how long its content was on its way. If the API server
+// refuses the slice, writeSlice writes it without the labels of its Service.
 func (r *Reconciler) writeSlice(ctx context.Context, name clusterset.ServiceName, es *discoveryv1.EndpointSlice, write writeFunc) error {
 	changed, timed := mcs.ChangedAt(es)
-	if err := write(ctx, r.Client, es, keptAnnotation); err != nil {
+	bare := es.DeepCopy()
+	err := write(ctx, r.Client, es, keptAnnotations...)
+	if isRefused(err) && mcs.DropServiceLabels(bare) {
+		r.refused.add(refusalKey{name, es.Name}, mcs.SliceDigest(es))
+		r.Log.Error("this cluster refuses the labels of an imported slice, which is written without them; correct the labels of the Service in its cluster",
+			"namespace", name.Namespace, "service", name.Name, "slice", es.Name, "cluster", string(sourceOf(es)), "err", err)
+		es = bare
+		err = write(ctx, r.Client, es, keptAnnotations...)
+	}
+	if err != nil {
 		return err
 	}
 	r.local.wroteSlice(compactSlice(es))
-	if seen, ok := r.Broker.SeenAt(brokerclient.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
-		r.measure(clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster]), changed, seen, time.Now())
+	if seen, ok := r.Broker.SeenAt(sourceOf(es), brokerclient.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
+		r.measure(sourceOf(es), changed, seen, time.Now())
 	}
 	return nil
 }
@@ -402,6 +490,8 @@ func (r *Reconciler) measure(source clusterset.ClusterID, changed, seen, written
 // remove deletes the import of a Service without exporters. It keeps a ServiceImport without Isthmus' label, which belongs
 // to another controller.
 func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, have observed) error {
+	r.refused.forget(name)
+	r.foreign.gone(name)
 	if have.imp != nil && have.imp.ours {
 		si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 		if err := r.Client.Delete(ctx, si, client.Preconditions{UID: &have.imp.uid}); client.IgnoreNotFound(err) != nil {
@@ -409,6 +499,11 @@ func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, ha
 		}
 		r.Log.Info("import removed", "namespace", name.Namespace, "service", name.Name)
 	}
+	return r.removeSlices(ctx, name, have)
+}
+
+// removeSlices deletes the imported slices of a Service.
+func (r *Reconciler) removeSlices(ctx context.Context, name clusterset.ServiceName, have observed) error {
 	_, err := r.syncSlices(ctx, name, have.slices, nil, nil)
 	return err
 }

@@ -72,6 +72,8 @@ type localSlice struct {
 	version string
 	source  clusterset.ClusterID
 	digest  mcs.Digest
+
+	exported int64 // the place of the export, in seconds since 1970; 0 if unknown
 }
 
 // observed are the objects of one Service in this cluster, pending writes included.
@@ -234,8 +236,11 @@ func newer(a, b string) bool {
 	return err1 == nil && err2 == nil && x > y
 }
 
-// importChanges updates the index of addresses.
+// importChanges updates the index of addresses. An import stays Isthmus' own when another client removes its label.
 func (c *localCache) importChanges(was, is *localImport, _ bool) {
+	if was != nil && is != nil && was.uid == is.uid {
+		is.ours = is.ours || was.ours
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if was != nil {
@@ -323,10 +328,14 @@ func compactImport(si *v1beta1.ServiceImport) *localImport {
 }
 
 func compactSlice(es *discoveryv1.EndpointSlice) *localSlice {
-	return &localSlice{
+	s := &localSlice{
 		service: clusterset.ServiceName{Namespace: mcs.Share(es.Namespace), Name: mcs.Share(es.Labels[v1beta1.LabelServiceName])},
 		name:    strings.Clone(es.Name), version: strings.Clone(es.ResourceVersion),
 		source: clusterset.ClusterID(mcs.Share(es.Labels[v1beta1.LabelSourceCluster])),
 		digest: mcs.SliceDigest(es),
 	}
+	if at := mcs.ExportedAt(es); !at.IsZero() {
+		s.exported = at.Unix()
+	}
+	return s
 }

@@ -45,6 +45,13 @@ func Observe(stage Stage, source clusterset.ClusterID, d time.Duration) {
 	seconds.WithLabelValues(string(stage), string(source)).Observe(d.Seconds())
 }
 
+// Forget removes the series of a member that left.
+func Forget(source clusterset.ClusterID) {
+	of := prometheus.Labels{"source_cluster": string(source)}
+	seconds.DeletePartialMatch(of)
+	negative.DeletePartialMatch(of)
+}
+
 // Since tracks the arrival of the oldest unprocessed change of each Service. The zero Since is empty. Safe for concurrent
 // use.
 type Since struct {

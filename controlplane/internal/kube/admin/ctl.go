@@ -33,6 +33,11 @@ func IsAbsent(err error) bool { return meta.IsNoMatchError(err) || apierrors.IsN
 
 // Apply writes the fields that are set in obj, and no others. It does not change obj.
 func Apply(ctx context.Context, c client.Client, obj client.Object) error {
+	return applyAs(ctx, c, obj, FieldOwner)
+}
+
+// applyAs is Apply with another field manager.
+func applyAs(ctx context.Context, c client.Client, obj client.Object, owner client.FieldOwner) error {
 	gvk, err := apiutil.GVKForObject(obj, c.Scheme())
 	if err != nil {
 		return err
@@ -46,7 +51,7 @@ func Apply(ctx context.Context, c client.Client, obj client.Object) error {
 	u.SetGroupVersionKind(gvk)
 	unstructured.RemoveNestedField(u.Object, "status")
 	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
-	if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), FieldOwner, client.ForceOwnership); err != nil {
+	if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), owner, client.ForceOwnership); err != nil {
 		return fmt.Errorf("write %s: %w", what, err)
 	}
 	return nil

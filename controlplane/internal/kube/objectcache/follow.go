@@ -81,6 +81,13 @@ func (i *Informer[T, K]) Err() error {
 	return i.status.err
 }
 
+// Skipped reports whether the API server denies the kind, which was never read, and SkipIfForbidden accepts that.
+func (i *Informer[T, K]) Skipped() bool {
+	i.status.mu.Lock()
+	defer i.status.mu.Unlock()
+	return i.status.skipped && i.status.forbidden && errors.Is(i.status.err, ErrNotSynced)
+}
+
 // Pending reports whether the kind was never read and is still expected. A kind that is missing or skipped is not.
 func (i *Informer[T, K]) Pending() bool {
 	i.status.mu.Lock()

@@ -124,6 +124,18 @@ func (i *Informer[T, K]) Get(namespace, name string) T {
 	return i.store.get(namespace, name)
 }
 
+// Swap replaces the item of an object by another one that represents the same version of it, such as a smaller one, and
+// reports whether the object still had the former item. Nobody is told of it.
+func (i *Informer[T, K]) Swap(namespace, name string, was, is T) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.store.get(namespace, name) != was {
+		return false
+	}
+	i.store.put(namespace, name, is)
+	return true
+}
+
 // Indexed returns the items with an index, in no order. The caller owns the result.
 func (i *Informer[T, K]) Indexed(key K) []T {
 	i.mu.RLock()

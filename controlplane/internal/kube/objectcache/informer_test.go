@@ -161,3 +161,22 @@ func TestLatest(t *testing.T) {
 		t.Errorf("still there: %v", says(m.All()))
 	}
 }
+
+// Swap replaces the item that it is told of, under the same index, and no other.
+func TestSwap(t *testing.T) {
+	i := newInformer(t, Config[*item, clusterset.ServiceName]{})
+	if err := i.Add(object("x", "web", "large", 1)); err != nil {
+		t.Fatal(err)
+	}
+	was := i.Get("demo", "x")
+	small := &item{service: was.service, says: "small"}
+	if !i.Swap("demo", "x", was, small) || i.Get("demo", "x") != small {
+		t.Error("the item is not replaced")
+	}
+	if got := i.Indexed(was.service); !slices.Equal(got, []*item{small}) {
+		t.Errorf("indexed are %v", got)
+	}
+	if i.Swap("demo", "x", was, was) || i.Swap("demo", "y", was, small) || i.Get("demo", "x") != small || i.Get("demo", "y") != nil {
+		t.Error("a former or unknown item is replaced")
+	}
+}

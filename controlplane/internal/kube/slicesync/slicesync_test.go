@@ -25,9 +25,9 @@ func slice(text string) *discoveryv1.EndpointSlice {
 
 func TestRun(t *testing.T) {
 	for name, test := range map[string]struct {
-		existing, wanted, keep []string
-		refuse                 string
-		writes                 []string
+		existing, wanted, keep, withdrawn []string
+		refuse                            string
+		writes                            []string
 	}{
 		"nothing":                        {},
 		"no difference":                  {existing: []string{"a 1", "b 2"}, wanted: []string{"b 2", "a 1"}},
@@ -36,8 +36,11 @@ func TestRun(t *testing.T) {
 		"deletes in the given order":     {existing: []string{"c 1", "a 1", "b 1"}, writes: []string{"delete c", "delete a", "delete b"}},
 		"keeps what is not wanted":       {existing: []string{"a 1", "b 1"}, keep: []string{"b"}, writes: []string{"delete a"}},
 		"updates a kept one":             {existing: []string{"a 1"}, wanted: []string{"a 2"}, keep: []string{"a"}, writes: []string{"update a 2"}},
-		"no delete after a failure":      {existing: []string{"a 1"}, wanted: []string{"b 1", "c 1"}, refuse: "create c 1", writes: []string{"create b 1"}},
-		"stops at a failed deletion":     {existing: []string{"a 1", "b 1", "c 1"}, refuse: "delete b", writes: []string{"delete a"}},
+		"withdrawn before new":           {existing: []string{"a 1", "b 1"}, wanted: []string{"c 1"}, withdrawn: []string{"b"}, writes: []string{"delete b", "create c 1", "delete a"}},
+		"keeps a withdrawn one":          {existing: []string{"a 1"}, withdrawn: []string{"a"}, keep: []string{"a"}},
+		"a refused write stops no other": {existing: []string{"a 1", "x 1"}, wanted: []string{"b 1", "c 1", "x 2"}, refuse: "create b 1", writes: []string{"create c 1", "update x 2", "delete a"}},
+		"a failed deletion stops none":   {existing: []string{"a 1", "b 1", "c 1"}, refuse: "delete b", writes: []string{"delete a", "delete c"}},
+		"nor does one of a withdrawn":    {existing: []string{"a 1", "b 1"}, wanted: []string{"c 1"}, withdrawn: []string{"a", "b"}, refuse: "delete a", writes: []string{"delete b", "create c 1"}},
 		"a refused write counts as none": {wanted: []string{"a 1"}, refuse: "create a 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -69,6 +72,9 @@ func TestRun(t *testing.T) {
 			if test.keep != nil {
 				sync.Keep = func(e string) bool { return slices.Contains(test.keep, slice(e).Name) }
 			}
+			if test.withdrawn != nil {
+				sync.Withdrawn = func(e string) bool { return slices.Contains(test.withdrawn, slice(e).Name) }
+			}
 			wrote, err := sync.Run(t.Context())
 			if errors.Is(err, errRefused) != (test.refuse != "") {
 				t.Errorf("the error is %v", err)
@@ -80,5 +86,21 @@ func TestRun(t *testing.T) {
 				t.Errorf("writes (-want +have):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The API server refuses a thousand slices. The error names some of them and the number of the others.
+func TestManyErrorsStayShort(t *testing.T) {
+	var existing []string
+	for i := range 1000 {
+		existing = append(existing, fmt.Sprintf("web-%d 1", i))
+	}
+	_, err := slicesync.Sync[string]{
+		Existing: existing, Wanted: slices.Values([]*discoveryv1.EndpointSlice{}),
+		Name:   func(e string) string { return slice(e).Name },
+		Delete: func(context.Context, string) error { return errRefused },
+	}.Run(t.Context())
+	if !errors.Is(err, errRefused) || len(err.Error()) > 500 || !strings.Contains(err.Error(), "and 995 more slices") {
+		t.Errorf("the error is %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"time"
@@ -44,7 +45,8 @@ func main() {
 	flag.IntVar(&set.Services, "services", 10_000, "the number of Services")
 	flag.IntVar(&set.Endpoints, "endpoints", 10, "the number of endpoints of each")
 	flag.Parse()
-	if err := run(context.Background(), agent.Config{CgroupRoot: *cgroup, BPFFS: *bpffs}, set, os.Stdout); err != nil {
+	cfg := agent.Config{CgroupRoot: *cgroup, BPFFS: *bpffs, Topology: agent.Topology{Ranges: []netip.Prefix{services.Range}}}
+	if err := run(context.Background(), cfg, set, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "atsize:", err)
 		os.Exit(1)
 	}

@@ -92,7 +92,7 @@ func (o Offer) Local(src Source) Offer {
 // offer returns the properties of a member Service.
 func offer(src Source) (Offer, error) {
 	svc := src.Service
-	e, err := mcs.Export(svc, &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{
+	e, _, err := mcs.Export(svc, &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{
 		Namespace: svc.Namespace, Name: svc.Name, CreationTimestamp: svc.CreationTimestamp,
 	}}, src.Cluster)
 	switch {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
@@ -68,8 +69,8 @@ func (s Set) Snapshot() *clusterset.Snapshot {
 			slice.Endpoints = append(slice.Endpoints, ready(a))
 		}
 		for _, p := range protocols(i) {
-			svc.Ports = append(svc.Ports, clusterset.Port{Name: p.String(), Protocol: p, Port: Port})
-			slice.Ports = append(slice.Ports, clusterset.EndpointPort{Name: p.String(), Protocol: p, Port: EndpointPort})
+			svc.Ports = append(svc.Ports, clusterset.Port{Name: strings.ToLower(p.String()), Protocol: p, Port: Port})
+			slice.Ports = append(slice.Ports, clusterset.EndpointPort{Name: strings.ToLower(p.String()), Protocol: p, Port: EndpointPort})
 		}
 		svc.Slices = []clusterset.Slice{slice}
 		snap.Services[i] = svc

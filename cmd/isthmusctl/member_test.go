@@ -1,0 +1,23 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
+)
+
+// The table of quotas has a row for each member with quotas, and names what waits.
+func TestWriteQuotas(t *testing.T) {
+	var out strings.Builder
+	err := writeQuotas(&out, []memberListed{
+		{MemberSpec: v1alpha1.MemberSpec{ClusterID: "left"}},
+		{MemberSpec: v1alpha1.MemberSpec{ClusterID: "a"}, Quotas: []membership.QuotaUse{{Kind: "services", Used: 2, Limit: 2, Waiting: 1}, {Kind: "ports", Used: 2, Limit: 20}}},
+		{MemberSpec: v1alpha1.MemberSpec{ClusterID: "b"}, Quotas: []membership.QuotaUse{{Kind: "services", Limit: 2}, {Kind: "ports", Limit: 20}}},
+	})
+	want := "\nQUOTAS  SERVICES      PORTS\na       2/2 (1 wait)  2/20\nb       0/2           0/20\n"
+	if err != nil || out.String() != want {
+		t.Errorf("printed %q, %v; want %q", out.String(), err, want)
+	}
+}

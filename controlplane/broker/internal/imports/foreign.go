@@ -1,0 +1,100 @@
+package imports
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
+)
+
+// reasonForeignImport is the reason of the event on a ServiceImport that prevents an import.
+const reasonForeignImport = "ForeignServiceImport"
+
+var foreignCount = prometheus.NewGauge(prometheus.GaugeOpts{
+	Name: "isthmus_controller_foreign_imports",
+	Help: "Services that are not imported because another controller's ServiceImport has their name; events on those ServiceImports name them.",
+})
+
+func init() { metrics.Registry.MustRegister(foreignCount) }
+
+// foreignImports are the Services that are not imported because a ServiceImport of another controller has their name, with
+// its UID. Safe for concurrent use.
+type foreignImports struct {
+	mu   sync.Mutex
+	uids map[clusterset.ServiceName]types.UID
+}
+
+// found records the ServiceImport of another controller, and calls report if it is new.
+func (f *foreignImports) found(name clusterset.ServiceName, uid types.UID, report func(clusterset.ServiceName, types.UID)) {
+	f.mu.Lock()
+	known := f.uids[name] == uid
+	if f.uids == nil {
+		f.uids = map[clusterset.ServiceName]types.UID{}
+	}
+	if _, ok := f.uids[name]; !ok {
+		foreignCount.Inc()
+	}
+	f.uids[name] = uid
+	f.mu.Unlock()
+	if !known {
+		report(name, uid)
+	}
+}
+
+// gone records that no ServiceImport of another controller prevents the import of a Service.
+func (f *foreignImports) gone(name clusterset.ServiceName) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.uids[name]; ok {
+		delete(f.uids, name)
+		foreignCount.Dec()
+	}
+}
+
+// reportForeign logs a ServiceImport of another controller, and sends an event on it.
+func (r *Reconciler) reportForeign(name clusterset.ServiceName, uid types.UID) {
+	r.Log.Error("a service is not imported because another controller's ServiceImport has its name; delete that, or unexport the service in the other clusters",
+		"namespace", name.Namespace, "service", name.Name)
+	r.Events.Eventf(&v1beta1.ServiceImport{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1beta1.SchemeGroupVersion.String(), Kind: v1beta1.ServiceImportKindName},
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: uid},
+	}, nil, corev1.EventTypeWarning, reasonForeignImport, "Import",
+		"clusters of the ClusterSet export service %s, which Isthmus does not import: this ServiceImport is not its own, and it leaves it alone; the import resumes when it is deleted", name.Name)
+}
+
+// createSlice creates an imported slice. If one of its name exists although the cache lacks it, createSlice writes that as
+// apply.Own does, unless it belongs to another controller.
+func createSlice(ctx context.Context, c client.Client, obj client.Object, keep ...string) error {
+	err := c.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner))
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	var existing discoveryv1.EndpointSlice
+	if err := c.Get(ctx, client.ObjectKeyFromObject(obj), &existing); err != nil {
+		return err
+	}
+	if existing.Labels[discoveryv1.LabelManagedBy] != v1alpha1.ManagedBy && !sameOwner(existing.OwnerReferences, obj.GetOwnerReferences()) {
+		return fmt.Errorf("another controller's EndpointSlice has the name, and is left alone: it is managed by %q; delete it",
+			existing.Labels[discoveryv1.LabelManagedBy])
+	}
+	obj.SetResourceVersion("")
+	return apply.Own(ctx, c, obj, keep...)
+}
+
+// sameOwner reports whether the first owners are the same object.
+func sameOwner(a, b []metav1.OwnerReference) bool {
+	return len(a) > 0 && len(b) > 0 && a[0].UID == b[0].UID
+}
