@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -21,20 +22,20 @@ type attack struct {
 	name    string
 	cluster string // the tenant's; "" for the member crook on the broker
 	objects func(*testbed) []client.Object
-	says    []string // words that somebody must read afterwards: the wrong value
+	says    []string // words that its author or an administrator must be able to read afterwards
 }
 
 // attacks are the known attacks.
 var attacks = []attack{
 	{"an import names the API server's address", "east", func(*testbed) []client.Object {
 		return []client.Object{tenantImport(mischief, "mine", "10.96.0.1", 443)}
-	}, []string{"10.96.0.1"}},
+	}, []string{"knows no import mischief/mine"}},
 	{"an import names an address elsewhere", "west", func(*testbed) []client.Object {
 		return []client.Object{tenantImport(shop, "mine", "8.8.8.8", 443)}
-	}, []string{"8.8.8.8"}},
+	}, []string{"knows no import shop/mine"}},
 	{"an import names a bystander's pod", "east", func(*testbed) []client.Object {
 		return []client.Object{tenantImport(mischief, "mine", "10.101.0.1", 8080)}
-	}, []string{"10.101.0.1"}},
+	}, []string{"knows no import mischief/mine"}},
 	{"an import with the controller's label names the API server's address", "east", func(*testbed) []client.Object {
 		si := tenantImport(mischief, "mine", "10.96.0.1", 443)
 		si.Labels = map[string]string{v1alpha1.LabelManagedBy: managedBy}
@@ -93,6 +94,14 @@ var attacks = []attack{
 			r.Spec.ExportedAt, r.Spec.Import.Ports[0].Name = longAgo, "web"
 		})
 	}, nil},
+	{"a record dates itself before a new Service", "", func(w *testbed) []client.Object {
+		w.addLatecomer()
+		e := &v1beta1.ServiceExport{}
+		w.noError(w.cluster("east").Get(w.t.Context(), types.NamespacedName{Namespace: shop, Name: "latecomer"}, e))
+		return crookExports(w.scene, "latecomer", func(r *v1alpha1.ExportRecord) {
+			r.Spec.ExportedAt, r.Spec.Import.Type = metav1.NewTime(e.CreationTimestamp.Add(-time.Second)), v1beta1.Headless
+		})
+	}, nil},
 	{"a member names the API server's address as its endpoint", "", func(w *testbed) []client.Object {
 		return []client.Object{w.scene.Record("bystander-7"), w.scene.Slice("bystander-7", "10.96.0.1")}
 	}, []string{"10.96.0.1"}},
@@ -112,25 +121,21 @@ var attacks = []attack{
 // notHeldYet are the attacks that still do harm, and the finding that each belongs to. An attack that no longer does must
 // leave the list.
 var notHeldYet = map[string]string{
-	"an import names the API server's address":                             "T1",
-	"an import names an address elsewhere":                                 "T1",
-	"an import names a bystander's pod":                                    "T1",
-	"an import with the controller's label names the API server's address": "T1",
-	"a foreign slice sends clients elsewhere":                              "T10",
-	"a Service has the name of a foreign import":                           "T10",
-	"the oldest export has a label with a space":                           "T4",
-	"the oldest export has an invalid label key":                           "T4",
-	"the oldest export has annotations of 260 KiB":                         "T4",
-	"the oldest export has an invalid annotation key":                      "T4",
-	"a record has an invalid key in serviceLabels":                         "T4",
-	"a record has an invalid value in serviceLabels":                       "T4",
-	"a back-dated record hides an import from agents":                      "T4, T5",
-	"a back-dated record makes a Service headless":                         "T5",
-	"a back-dated record takes all clients":                                "T5",
-	"a back-dated record renames a port":                                   "T5",
-	"a member names the API server's address as its endpoint":              "T8",
-	"an aggregate declines a ClusterSetIP for the next Service":            "T7",
-	"two Services fill the nodes":                                          "T7",
+	"a record dates itself before a new Service":                "T5",
+	"an aggregate declines a ClusterSetIP for the next Service": "T7",
+}
+
+// addLatecomer creates one more bystander, unless it exists.
+func (w *testbed) addLatecomer() {
+	w.t.Helper()
+	if len(w.bystanders) > seniors+elders {
+		return
+	}
+	w.addBystander("latecomer", false)
+	w.serveBystanders()
+	var err error
+	w.counts, err = w.size(w.t.Context())
+	w.noError(err)
 }
 
 // longAgo is before every member joined.

@@ -42,32 +42,40 @@ func elderName(i int) string { return fmt.Sprintf("elder-%d", i) }
 // addBystanders creates the bystanders, and the Services with which a hostile tenant came first.
 func (w *testbed) addBystanders() {
 	w.t.Helper()
-	for i := range seniors {
-		w.bystanders = append(w.bystanders, &bystander{name: fmt.Sprintf("bystander-%d", i), slices: map[string]*discoveryv1.EndpointSlice{}})
-	}
 	west := w.cluster("west")
 	for i := range elders {
-		name := elderName(i)
-		w.bystanders = append(w.bystanders, &bystander{name: name, elder: true, slices: map[string]*discoveryv1.EndpointSlice{}})
-		svc, export := service(name), serviceExport(name)
+		svc, export := service(elderName(i)), serviceExport(elderName(i))
 		w.create(west.tenant, svc, export)
 		w.originals[keyOf("west", export)], w.originals[keyOf("west", svc)] = export, svc
-		w.eventually(name+" is imported", func() error { _, err := w.imported(west, name); return err })
+		w.eventually(svc.Name+" is imported", func() error { _, err := w.imported(west, svc.Name); return err })
 	}
-	for _, b := range w.bystanders {
-		for _, id := range exporters { // one after the other: creation times have seconds
-			c := w.cluster(id)
-			w.create(c, service(b.name), serviceExport(b.name))
-			if id == exporters[0] {
-				w.eventually(b.name+" is imported", func() error { _, err := w.imported(w.cluster("north"), b.name); return err })
-			}
-		}
+	for i := range seniors {
+		w.addBystander(fmt.Sprintf("bystander-%d", i), false)
 	}
+	for i := range elders {
+		w.addBystander(elderName(i), true)
+	}
+	w.serveBystanders()
+}
+
+// addBystander creates a bystander, whose older exporter is east, or a tenant for an elder.
+func (w *testbed) addBystander(name string, elder bool) {
+	w.t.Helper()
+	w.bystanders = append(w.bystanders, &bystander{name: name, elder: elder, slices: map[string]*discoveryv1.EndpointSlice{}})
+	for _, id := range exporters { // one after the other: creation times have seconds, and the older export counts
+		w.create(w.cluster(id), service(name), serviceExport(name))
+		w.eventually(name+" is imported", func() error { _, err := w.imported(w.cluster("north"), name); return err })
+	}
+}
+
+// serveBystanders gives the bystanders endpoints, and waits until agents serve them.
+func (w *testbed) serveBystanders() {
+	w.t.Helper()
 	w.change()
-	w.eventually("the bystanders are imported", func() error { return w.missing(w.wants()) })
 	for _, b := range w.bystanders {
-		si, err := w.imported(w.cluster("east"), b.name)
+		si, err := w.imported(w.cluster("north"), b.name)
 		w.noError(err)
+		b.vips = nil
 		for _, ip := range si.Spec.IPs {
 			b.vips = append(b.vips, netip.MustParseAddr(ip))
 		}
@@ -206,9 +214,15 @@ func (w *testbed) missing(wants []want) error {
 
 // arrive waits until all of wants have been true, and returns how long that took since began. It gives up after limit.
 func (w *testbed) arrive(began time.Time, wants []want, limit time.Duration) (time.Duration, error) {
-	err := await(w.t.Context(), limit, func() error {
-		wants = slices.DeleteFunc(wants, func(want want) bool { return want.check() == nil })
-		return w.missing(wants)
+	err := await(w.t.Context(), limit, func() (first error) {
+		wants = slices.DeleteFunc(wants, func(want want) bool {
+			err := want.check()
+			if err != nil && first == nil {
+				first = fmt.Errorf("%s: %w", want.what, err)
+			}
+			return err == nil
+		})
+		return first
 	})
 	return time.Since(began), err
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,8 +21,8 @@ const (
 	seedVariable   = "ISTHMUS_HOSTILE_SEED"
 	replayVariable = "ISTHMUS_HOSTILE_REPLAY"
 
-	// perRound is how many draws are applied beside one change of the bystanders.
-	perRound = 10
+	// perRound is how many draws, of about two objects each, are applied beside one change of the bystanders.
+	perRound = 20
 	// heapLimit is how much the heap of all controllers and agents, which run in this process, may grow.
 	heapLimit = 64 << 20
 	// shrinkLimit is how long the search for a smaller failure may take.
@@ -87,19 +88,68 @@ func (w *testbed) newScene() hostile.Scene {
 	return s
 }
 
+// knownAttacks tries all attacks: those that must do no harm together where they can be, the others alone.
 func (w *testbed) knownAttacks() {
+	var together [][]attack
 	for _, a := range attacks {
-		objects, err := hostile.Objects(a.cluster, "known attack", a.objects(w)...)
-		w.noError(err)
-		harm := w.trial(objects, func(outcomes []outcome) { w.checkTold(a, outcomes) })
-		switch id, known := notHeldYet[a.name]; {
-		case harm != nil && !known:
-			w.t.Errorf("%s: %v", a.name, harm)
-		case harm == nil && known:
-			w.t.Errorf("%s: no harm is left of finding %s; remove it from notHeldYet", a.name, id)
-		case harm != nil:
-			w.t.Logf("%s (%s): %v", a.name, id, harm)
+		if id, known := notHeldYet[a.name]; known {
+			w.notHeld(a, id)
+			continue
 		}
+		i := slices.IndexFunc(together, func(group []attack) bool { return !slices.ContainsFunc(group, a.collides(w)) })
+		if i < 0 {
+			i, together = len(together), append(together, nil)
+		}
+		together[i] = append(together[i], a)
+	}
+	for _, group := range together {
+		if w.attack(group...) == nil {
+			continue
+		}
+		for _, a := range group { // which one
+			if harm := w.attack(a); harm != nil {
+				w.t.Errorf("%s: %v", a.name, harm)
+			}
+		}
+		if !w.t.Failed() {
+			w.t.Errorf("attacks do harm together, and none of them alone: %v", group)
+		}
+	}
+}
+
+// collides reports whether another attack writes an object that a writes.
+func (a attack) collides(w *testbed) func(attack) bool {
+	return func(b attack) bool {
+		for _, x := range a.objects(w) {
+			for _, y := range b.objects(w) {
+				if keyOf(a.cluster, x) == keyOf(b.cluster, y) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+}
+
+// attack returns the harm of attacks that are made together, or which of them is not told.
+func (w *testbed) attack(together ...attack) error {
+	var objects []hostile.Object
+	for _, a := range together {
+		more, err := hostile.Objects(a.cluster, a.name, a.objects(w)...)
+		w.noError(err)
+		objects = append(objects, more...)
+	}
+	return w.trial(objects, func(outcomes []outcome) error { return w.untold(together, outcomes) })
+}
+
+// notHeld checks that an attack still does harm.
+func (w *testbed) notHeld(a attack, id string) {
+	w.expectHarm = true
+	defer func() { w.expectHarm = false }()
+	if harm := w.attack(a); harm == nil {
+		w.t.Errorf("%s: no harm is left of finding %s; remove it from notHeldYet", a.name, id)
+	} else {
+		w.t.Logf("%s (%s): %v", a.name, id, harm)
 	}
 }
 
@@ -134,7 +184,10 @@ func (w *testbed) drawnObjects() {
 		}
 		rand.New(rand.NewPCG(g.Seed, uint64(number))).Shuffle(len(batch), func(i, j int) { batch[i], batch[j] = batch[j], batch[i] })
 		began := time.Now()
-		harm := w.trial(batch, func(outcomes []outcome) { refused += w.countRefused(outcomes) })
+		harm := w.trial(batch, func(outcomes []outcome) error {
+			refused += countRefused(outcomes)
+			return w.silent(outcomes)
+		})
 		slowest = max(slowest, time.Since(began))
 		applied += len(batch)
 		if harm != nil {
@@ -142,6 +195,15 @@ func (w *testbed) drawnObjects() {
 		}
 	}
 	w.t.Logf("%d objects of %d draws, %d refused by an API server; the slowest round took %s", applied, number, refused, slowest)
+}
+
+func countRefused(outcomes []outcome) (n int) {
+	for _, o := range outcomes {
+		if o.refused != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // shrunk describes the smallest part of objects that still does harm.
@@ -152,7 +214,7 @@ func (w *testbed) shrunk(objects []hostile.Object) string {
 		if time.Now().After(deadline) || w.t.Context().Err() != nil {
 			return false
 		}
-		harm := w.trial(try, nil)
+		harm := w.trial(try, w.silent)
 		if harm != nil {
 			last = harm
 		}
@@ -178,10 +240,11 @@ func (w *testbed) replay(text string) {
 		objects = append(objects, drawn...)
 	}
 	w.t.Log(describe(objects))
-	harm := w.trial(objects, func(outcomes []outcome) {
+	harm := w.trial(objects, func(outcomes []outcome) error {
 		for _, o := range outcomes {
 			w.t.Logf("%s: %v", o.Object, cmp.Or(o.refused, errAccepted))
 		}
+		return w.silent(outcomes)
 	})
 	if harm != nil {
 		w.t.Errorf("hostile objects do harm: %v\n%s", harm, w.shrunk(objects))

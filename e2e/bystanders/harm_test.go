@@ -236,7 +236,12 @@ func (w *testbed) judge() (late, harm error) {
 }
 
 // stuckAfter is how long a late change may take until it counts as one that never arrives.
-func (w *testbed) stuckAfter() time.Duration { return 5 * w.allowed() }
+func (w *testbed) stuckAfter() time.Duration {
+	if w.expectHarm {
+		return 0
+	}
+	return 5 * w.allowed()
+}
 
 // importHarm returns how an import of a bystander differs from what its oldest exporter asked for.
 func (w *testbed) importHarm() error {
@@ -286,19 +291,20 @@ func (w *testbed) mapHarm(c *cluster) error {
 }
 
 // trial applies objects, judges them and removes them. It returns the harm, after the bystanders have recovered. If there is
-// none, harmless is called before the removal.
-func (w *testbed) trial(objects []hostile.Object, harmless func([]outcome)) (harm error) {
+// none, further may find another fault before the removal.
+func (w *testbed) trial(objects []hostile.Object, further func([]outcome) error) (harm error) {
 	w.t.Helper()
 	w.warnings.take()
 	outcomes := w.apply(objects)
 	late, harm := w.judge()
 	w.checkSize(len(objects))
-	if harm == nil && late == nil && harmless != nil {
-		harmless(outcomes)
+	var fault error
+	if harm == nil && late == nil && further != nil {
+		fault = further(outcomes)
 	}
 	w.remove(objects)
 	if harm == nil && late == nil {
-		return nil
+		return fault
 	}
 	w.recover(objects)
 	for range 2 { // a busy machine is late once, a harmful object every time
@@ -349,11 +355,13 @@ func describe(objects []hostile.Object) string {
 			fields = []byte(err.Error())
 		}
 		fmt.Fprintf(&text, "  %s\n    %s\n", o, shorten(string(fields)))
-		if !slices.Contains(origins, o.Origin) {
+		if strings.Contains(o.Origin, "/") && !slices.Contains(origins, o.Origin) { // not that of a known attack
 			origins = append(origins, o.Origin)
 		}
 	}
-	fmt.Fprintf(&text, "replay: ISTHMUS_HOSTILE_REPLAY=%s", strings.Join(origins, ","))
+	if len(origins) > 0 {
+		fmt.Fprintf(&text, "replay: %s=%s", replayVariable, strings.Join(origins, ","))
+	}
 	return text.String()
 }
 

@@ -30,6 +30,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
+	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -77,6 +78,7 @@ type testbed struct {
 	client     *connector
 	scene      hostile.Scene
 	round      int
+	expectHarm bool          // do not wait for long until a change counts as one that never arrives
 	baseline   time.Duration // the slowest change without hostile objects
 	counts     map[string]int
 	warnings   *warnings             // of all controllers and agents
@@ -167,7 +169,7 @@ func (w *testbed) eventually(what string, check func() error) {
 func await(ctx context.Context, limit time.Duration, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
+	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		err := check()
@@ -226,18 +228,29 @@ func texts[T fmt.Stringer](values []T) []string {
 	return all
 }
 
-// awaitPolicies waits until the broker's admission policies refuse crook's attempt on another member's record.
+// awaitPolicies waits until the broker's admission policies refuse crook's attempt on another member's record, and those of
+// each cluster a tenant's use of a reserved label.
 func (w *testbed) awaitPolicies() {
 	w.t.Helper()
 	scene := hostile.Scene{Member: "east", Broker: brokerNamespace, Namespace: shop, Now: time.Now()}
-	own := hostile.Scene{Member: crook, Broker: brokerNamespace, Namespace: shop, Now: time.Now()}
+	self := hostile.Scene{Member: crook, Broker: brokerNamespace, Namespace: shop, Now: time.Now()}
 	w.eventually("the admission policies are in force", func() error {
 		err := w.crook.Create(w.t.Context(), scene.Record("probe"), client.DryRunAll)
 		if err == nil || !strings.Contains(err.Error(), "writes only objects labelled crook") {
 			return fmt.Errorf("the record of another member: %w", err)
 		}
-		return w.crook.Create(w.t.Context(), own.Record("probe"), client.DryRunAll)
+		return w.crook.Create(w.t.Context(), self.Record("probe"), client.DryRunAll)
 	})
+	for _, c := range w.clusters {
+		w.eventually("the admission policies of "+c.id+" are in force", func() error {
+			si := tenantImport(mischief, "probe", "243.0.0.1", 80)
+			si.Labels = map[string]string{v1alpha1.LabelManagedBy: managedBy}
+			if err := c.tenant.Create(w.t.Context(), si, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "marks objects of Isthmus") {
+				return fmt.Errorf("an import with the controller's label: %w", err)
+			}
+			return nil
+		})
+	}
 }
 
 // controllerUser is the account of isthmus-controller in its own cluster.
@@ -265,7 +278,9 @@ func (w *testbed) newCluster(id string, config *rest.Config) *cluster {
 			})
 		}
 	}
-	var err error
+	policies, err := fences.Policies(install)
+	w.noError(err)
+	w.create(c, policies...)
 	c.mirror, err = cache.New(config, cache.Options{Scheme: scheme, ByObject: map[client.Object]cache.ByObject{
 		&v1beta1.ServiceImport{}: {}, &discoveryv1.EndpointSlice{}: {}, &v1beta1.ServiceExport{}: {},
 	}})
@@ -280,7 +295,7 @@ func (w *testbed) newCluster(id string, config *rest.Config) *cluster {
 
 // tenants are the places of hostile tenants. The one in west shares the namespace of the bystanders with the other members;
 // it owns neither their Services nor their endpoints.
-var tenants = []hostile.Place{{Cluster: "west", Namespace: shop}, {Cluster: "west", Namespace: mischief}, {Cluster: "east", Namespace: mischief}}
+var tenants = []hostile.Place{{Cluster: "west", Namespace: shop}, {Cluster: "west", Namespace: mischief}, {Cluster: "east", Namespace: mischief}, {Cluster: "north", Namespace: mischief}}
 
 // background runs f until the test ends.
 func (w *testbed) background(name string, f func(context.Context) error) {
@@ -378,7 +393,7 @@ func (w *testbed) config(id string) *rest.Config {
 func (w *testbed) startAgent(c *cluster) {
 	w.t.Helper()
 	cfg := agent.Config{BPFFS: netlab.BPFFS(w.t), Topology: agent.Topology{
-		Node: lb.Node{Cluster: clusterset.ClusterID(c.id), Name: "node-1"}, Ranges: ranges,
+		Node: lb.Node{Cluster: clusterset.ClusterID(c.id), Name: "node-1"}, Ranges: ranges, Own: own(c.id),
 	}}
 	if c.id == "east" {
 		cfg.CgroupRoot = netlab.NewTestCgroup(w.t).Path
@@ -399,9 +414,22 @@ func (w *testbed) startAgent(c *cluster) {
 	w.noError(err)
 	slices, err := discoveryclient.NewForConfig(w.config(c.id))
 	w.noError(err)
-	source, err := view.New(view.Config{Sinks: map[string]view.Sink{"dataplane": c.plane}, Log: w.log("view of " + c.id)}, imports, slices)
+	source, err := view.New(view.Config{Sinks: map[string]view.Sink{"dataplane": c.plane}, ManagedBy: []string{managedBy}, Log: w.log("view of " + c.id)}, imports, slices)
 	w.noError(err)
 	w.background("view of "+c.id, source.Run)
+}
+
+// own returns the addresses that a cluster itself uses.
+func own(id string) []lb.Own {
+	var all []lb.Own
+	for use, prefixes := range map[string][]netip.Prefix{
+		"Services": serviceCIDRs, "pods": pods(id), "nodes": {netip.MustParsePrefix(fmt.Sprintf("172.16.%d.0/24", numbers[id]))},
+	} {
+		for _, p := range prefixes {
+			all = append(all, lb.Own{Prefix: p, Use: use})
+		}
+	}
+	return all
 }
 
 // renew renews the Lease of crook, which no controller does.

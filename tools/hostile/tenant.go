@@ -107,7 +107,11 @@ func serviceTwists() []func(*Source, *corev1.Service) {
 				svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprintf("p%d", i), Protocol: Pick(s, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP), Port: int32(i + 1)})
 			}
 		},
-		func(s *Source, svc *corev1.Service) { svc.Spec.Ports[:min(1, len(svc.Spec.Ports))][0].Port = s.Port() },
+		func(s *Source, svc *corev1.Service) {
+			for i := range svc.Spec.Ports {
+				svc.Spec.Ports[i].Port = s.Port()
+			}
+		},
 		func(s *Source, svc *corev1.Service) { svc.Spec.ExternalIPs = []string{s.Address(s.place.Cluster)} },
 		func(s *Source, svc *corev1.Service) {
 			svc.Spec.Type = Pick(s, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)

@@ -50,7 +50,7 @@ func (s *Source) Name() string {
 	return Pick(s, s.fresh(), s.fresh()+"."+s.Namespace, "Hostile", "9lives", "käse", strings.Repeat("a", 64), strings.Repeat("a", 254), "..", "a b", "-a", s.Member+"."+s.service())
 }
 
-// Address returns an address of a member's pods, of another owner, or one that nobody should use.
+// Address returns an address of a member's pods, of another owner, or one that no endpoint can have.
 func (s *Source) Address(member string) string {
 	if own := s.Pods[member]; len(own) > 0 && s.oneIn(3) {
 		return s.within(Pick(s, own...)).String()
