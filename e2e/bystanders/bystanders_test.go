@@ -92,8 +92,8 @@ func (w *testbed) newScene() hostile.Scene {
 func (w *testbed) knownAttacks() {
 	var together [][]attack
 	for _, a := range attacks {
-		if id, known := notHeldYet[a.name]; known {
-			w.notHeld(a, id)
+		if hole, known := notHeldYet[a.name]; known {
+			w.notHeld(a, hole.finding)
 			continue
 		}
 		i := slices.IndexFunc(together, func(group []attack) bool { return !slices.ContainsFunc(group, a.collides(w)) })
@@ -182,6 +182,14 @@ func (w *testbed) drawnObjects() {
 			batch = append(batch, objects...)
 			number++
 		}
+		batch = slices.DeleteFunc(batch, func(o hostile.Object) bool {
+			for _, hole := range notHeldYet {
+				if hole.drawn != nil && hole.drawn(o) {
+					return true
+				}
+			}
+			return false
+		})
 		rand.New(rand.NewPCG(g.Seed, uint64(number))).Shuffle(len(batch), func(i, j int) { batch[i], batch[j] = batch[j], batch[i] })
 		began := time.Now()
 		harm := w.trial(batch, func(outcomes []outcome) error {
