@@ -59,7 +59,7 @@ var besideLabs = []string{module + "controlplane/federation"}
 // long package alone.
 var long = []string{
 	module + "controlplane/broker", module + "tools/bench/dataplane", module + "controlplane/broker/membership", module + "cmd/isthmusctl", module + "tools/kernels",
-	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
+	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "e2e/bystanders", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }

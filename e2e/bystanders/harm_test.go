@@ -1,0 +1,418 @@
+package bystanders
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/tools/hostile"
+)
+
+const managedBy = v1alpha1.ManagedBy
+
+// foreign is the name of a Service that another MCS implementation has imported into west.
+const foreign = "theirs"
+
+// key identifies an object; cluster is empty on the broker.
+type key struct{ cluster, kind, namespace, name string }
+
+func keyOf(cluster string, obj client.Object) key {
+	kind := obj.GetObjectKind().GroupVersionKind().Kind
+	switch obj.(type) {
+	case *corev1.Service:
+		kind = "Service"
+	case *v1beta1.ServiceExport:
+		kind = v1beta1.ServiceExportKindName
+	case *v1beta1.ServiceImport:
+		kind = v1beta1.ServiceImportKindName
+	case *coordinationv1.Lease:
+		kind = "Lease"
+	}
+	return key{cluster, kind, obj.GetNamespace(), obj.GetName()}
+}
+
+// admin and author return the clients for an object of a place: the administrator's, and that of its author.
+func (w *testbed) admin(cluster string) client.Client {
+	if cluster == "" {
+		return w.broker
+	}
+	return w.cluster(cluster)
+}
+
+func (w *testbed) author(o hostile.Object) client.Client {
+	if o.Actor == hostile.Member {
+		return w.crook
+	}
+	return w.cluster(o.Cluster).tenant
+}
+
+// outcome is what became of a hostile object.
+type outcome struct {
+	hostile.Object
+
+	refused error // by the API server
+}
+
+// apply writes hostile objects with the credentials of their authors: each is created, or replaces an object of theirs. A
+// refusal is an outcome; any other failure is one of the test.
+func (w *testbed) apply(objects []hostile.Object) []outcome {
+	w.t.Helper()
+	var outcomes []outcome
+	for _, o := range objects {
+		err := w.write(o)
+		if err != nil && !isRefusal(err) {
+			w.t.Fatalf("write %s: %v", o, err)
+		}
+		outcomes = append(outcomes, outcome{o, err})
+	}
+	return outcomes
+}
+
+func (w *testbed) write(o hostile.Object) error {
+	ctx, sent, k := w.t.Context(), o.DeepCopy(), keyOf(o.Cluster, o.Unstructured)
+	err := w.author(o).Create(ctx, sent)
+	if apierrors.IsAlreadyExists(err) && (w.owned[k] || w.originals[k] != nil) {
+		have := &unstructured.Unstructured{}
+		have.SetGroupVersionKind(o.GroupVersionKind())
+		if err := w.admin(o.Cluster).Get(ctx, client.ObjectKeyFromObject(o), have); err != nil {
+			return err
+		}
+		sent = o.DeepCopy()
+		sent.SetResourceVersion(have.GetResourceVersion())
+		return w.author(o).Update(ctx, sent)
+	}
+	if err == nil {
+		w.owned[k] = true
+	}
+	return err
+}
+
+// isRefusal reports whether an API server refused a request and said why.
+func isRefusal(err error) bool {
+	return err != nil && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsAlreadyExists(err) ||
+		apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsNotFound(err) || apierrors.IsInternalError(err) || strings.Contains(err.Error(), "request is too large"))
+}
+
+// remove removes hostile objects, and brings those that belong to the testbed back to their original form.
+func (w *testbed) remove(objects []hostile.Object) {
+	w.t.Helper()
+	for i := len(objects) - 1; i >= 0; i-- {
+		o := objects[i]
+		k := keyOf(o.Cluster, o.Unstructured)
+		switch original := w.originals[k]; {
+		case original != nil:
+			w.restore(o.Cluster, original)
+		case w.owned[k]:
+			w.removeOne(o)
+			delete(w.owned, k)
+		}
+	}
+	w.renew()
+	w.restoreForeign()
+}
+
+// removeOne removes an object as its author would who withdraws it, or as an administrator who cleans up.
+func (w *testbed) removeOne(o hostile.Object) {
+	w.t.Helper()
+	ctx, c := w.t.Context(), w.admin(o.Cluster)
+	obj := &unstructured.Unstructured{}
+	obj.SetGroupVersionKind(o.GroupVersionKind())
+	obj.SetNamespace(o.GetNamespace())
+	obj.SetName(o.GetName())
+	patch := `{"metadata": {"finalizers": null}}`
+	if o.GetKind() == "ExportRecord" { // a tombstone, or the guard against mass withdrawal would hold it
+		patch = fmt.Sprintf(`{"metadata": {"finalizers": null}, "spec": {"withdrawnAt": %q}}`, time.Now().UTC().Format(time.RFC3339))
+	}
+	err := c.Patch(ctx, obj, client.RawPatch(types.MergePatchType, []byte(patch)))
+	w.noError(client.IgnoreNotFound(err))
+	w.noError(client.IgnoreNotFound(c.Delete(ctx, obj)))
+}
+
+func (w *testbed) restore(cluster string, original client.Object) {
+	w.t.Helper()
+	ctx, c := w.t.Context(), w.admin(cluster)
+	have := original.DeepCopyObject().(client.Object)
+	err := c.Get(ctx, client.ObjectKeyFromObject(original), have)
+	w.noError(client.IgnoreNotFound(err))
+	want := original.DeepCopyObject().(client.Object)
+	want.SetResourceVersion("")
+	if err != nil {
+		want.SetUID("")
+		w.create(c, want)
+		return
+	}
+	want.SetResourceVersion(have.GetResourceVersion())
+	w.noError(c.Update(ctx, want))
+}
+
+// restoreForeign makes the import of the other implementation what it was.
+func (w *testbed) restoreForeign() {
+	w.t.Helper()
+	if w.foreignHarm() == nil {
+		return
+	}
+	c, want := w.cluster("west"), foreignImport()
+	w.eventually("the foreign import is back", func() error {
+		have := &v1beta1.ServiceImport{}
+		err := c.Get(w.t.Context(), client.ObjectKeyFromObject(want), have)
+		if apierrors.IsNotFound(err) {
+			return c.Create(w.t.Context(), foreignImport())
+		}
+		if err != nil {
+			return err
+		}
+		if w.foreignHarm() == nil {
+			return nil
+		}
+		return errors.Join(c.Delete(w.t.Context(), have), errors.New("it was replaced"))
+	})
+}
+
+func foreignImport() *v1beta1.ServiceImport {
+	return &v1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: foreign, Labels: map[string]string{v1alpha1.LabelManagedBy: "example.org"}},
+		Spec: v1beta1.ServiceImportSpec{
+			Type: v1beta1.ClusterSetIP, IPs: []string{"198.51.100.1"}, Ports: []v1beta1.ServicePort{{Name: "theirs", Protocol: corev1.ProtocolTCP, Port: 4242}},
+		},
+	}
+}
+
+// foreignHarm returns how the import of the other implementation differs from its author's, or nil.
+func (w *testbed) foreignHarm() error {
+	have, want := &v1beta1.ServiceImport{}, foreignImport()
+	if err := w.cluster("west").Get(w.t.Context(), client.ObjectKeyFromObject(want), have); err != nil {
+		return fmt.Errorf("the import of another implementation in west: %w", err)
+	}
+	if have.Labels[v1alpha1.LabelManagedBy] != want.Labels[v1alpha1.LabelManagedBy] || !slices.Equal(have.Spec.IPs, want.Spec.IPs) || len(have.Spec.Ports) != 1 || have.Spec.Ports[0].Name != "theirs" {
+		return fmt.Errorf("the import of another implementation in west was rewritten: labels %v, spec %+v", have.Labels, have.Spec)
+	}
+	return nil
+}
+
+// judge changes the bystanders beside the hostile objects that were applied, and returns the harm that these do. late is set
+// if the only harm is a delay.
+func (w *testbed) judge() (late, harm error) {
+	w.t.Helper()
+	w.client.reset()
+	w.change()
+	took, err := w.arrive(time.Now(), w.wants(), w.allowed())
+	if err != nil {
+		var again error
+		if took, again = w.arrive(time.Now(), w.wants(), w.stuckAfter()); again != nil {
+			return nil, fmt.Errorf("a change of the bystanders does not arrive: %w", again)
+		}
+		late = fmt.Errorf("a change arrived after %s; without hostile objects %s", w.allowed()+took, w.baseline)
+	}
+	if err := w.client.tried(w.t.Context()); err != nil {
+		return nil, err
+	}
+	if err := w.client.failure(); err != nil {
+		return nil, fmt.Errorf("a connection failed: %w", err)
+	}
+	harm = errors.Join(w.foreignHarm(), w.importHarm())
+	for _, c := range w.clusters {
+		harm = errors.Join(harm, w.mapHarm(c))
+	}
+	if harm != nil {
+		return nil, harm
+	}
+	return late, nil
+}
+
+// stuckAfter is how long a late change may take until it counts as one that never arrives.
+func (w *testbed) stuckAfter() time.Duration {
+	if w.expectHarm {
+		return 0
+	}
+	return 5 * w.allowed()
+}
+
+// importHarm returns how an import of a bystander differs from what its oldest exporter asked for.
+func (w *testbed) importHarm() error {
+	for _, c := range w.clusters {
+		for _, b := range w.bystanders {
+			if b.elder {
+				continue
+			}
+			si, err := w.imported(c, b.name)
+			if err != nil {
+				return err
+			}
+			if si.Spec.Type != v1beta1.ClusterSetIP || !slices.Equal(si.Spec.IPs, texts(b.vips)) || len(si.Spec.Ports) == 0 ||
+				!slices.ContainsFunc(si.Spec.Ports, func(p v1beta1.ServicePort) bool { return p.Name == "http" && p.Port == 80 }) ||
+				si.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+				return fmt.Errorf("the import of %s in %s changed: %+v", b.name, c.id, si.Spec)
+			}
+			if len(si.Annotations) > 0 {
+				return fmt.Errorf("the import of %s in %s has annotations of another member: %.200q", b.name, c.id, fmt.Sprint(si.Annotations))
+			}
+		}
+	}
+	return nil
+}
+
+// mapHarm returns what a node serves that it must not.
+func (w *testbed) mapHarm(c *cluster) error {
+	state, err := c.maps.Load(w.t.Context())
+	if err != nil {
+		return err
+	}
+	for a, fe := range state.Frontends {
+		if c.id == "west" && state.Services[fe.Service].Name == foreign {
+			continue // a node may serve the imports of another implementation
+		}
+		if !slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a.AddrPort.Addr()) }) {
+			return fmt.Errorf("the node of %s serves %s of %s, outside of the ClusterSet's ranges", c.id, a, state.Services[fe.Service])
+		}
+	}
+	for _, be := range state.Backends {
+		id := string(state.Clusters[be.Cluster])
+		if numbers[id] == 0 || !slices.ContainsFunc(pods(id), func(p netip.Prefix) bool { return p.Contains(be.AddrPort.Addr()) }) {
+			return fmt.Errorf("the node of %s sends clients to %s of %q, which is none of its pods", c.id, be.AddrPort, id)
+		}
+	}
+	return nil
+}
+
+// trial applies objects, judges them and removes them. It returns the harm, after the bystanders have recovered. If there is
+// none, further may find another fault before the removal.
+func (w *testbed) trial(objects []hostile.Object, further func([]outcome) error) (harm error) {
+	w.t.Helper()
+	w.warnings.take()
+	outcomes := w.apply(objects)
+	late, harm := w.judge()
+	w.checkSize(len(objects))
+	var fault error
+	if harm == nil && late == nil && further != nil {
+		fault = further(outcomes)
+	}
+	w.remove(objects)
+	if harm == nil && late == nil {
+		return fault
+	}
+	w.recover(objects)
+	for range 2 { // a busy machine is late once, a harmful object every time
+		if harm != nil {
+			break
+		}
+		w.t.Logf("%v; trying again", late)
+		w.measureBaseline()
+		w.apply(objects)
+		var again error
+		again, harm = w.judge()
+		w.remove(objects)
+		w.recover(objects)
+		if again == nil && harm == nil {
+			return nil
+		}
+		late = again
+	}
+	return errors.Join(harm, late)
+}
+
+// recover waits until the bystanders are well again after hostile objects were removed.
+func (w *testbed) recover(objects []hostile.Object) {
+	w.t.Helper()
+	w.change()
+	w.eventually("the bystanders do not recover after these objects were removed:\n"+describe(objects), func() error { return w.missing(w.wants()) })
+	w.client.reset()
+	w.eventually("connections fail after these objects were removed:\n"+describe(objects), func() error {
+		w.client.reset()
+		return errors.Join(w.client.tried(w.t.Context()), w.client.failure())
+	})
+	w.eventually("nodes do not recover after these objects were removed:\n"+describe(objects), func() error {
+		err := w.importHarm()
+		for _, c := range w.clusters {
+			err = errors.Join(err, w.mapHarm(c))
+		}
+		return err
+	})
+}
+
+// describe prints objects as JSON, and how to replay them.
+func describe(objects []hostile.Object) string {
+	var text strings.Builder
+	var origins []string
+	for _, o := range objects {
+		fields, err := json.Marshal(o.Object)
+		if err != nil {
+			fields = []byte(err.Error())
+		}
+		fmt.Fprintf(&text, "  %s\n    %s\n", o, shorten(string(fields)))
+		if strings.Contains(o.Origin, "/") && !slices.Contains(origins, o.Origin) { // not that of a known attack
+			origins = append(origins, o.Origin)
+		}
+	}
+	if len(origins) > 0 {
+		fmt.Fprintf(&text, "replay: %s=%s", replayVariable, strings.Join(origins, ","))
+	}
+	return text.String()
+}
+
+// shorten cuts a long text.
+func shorten(s string) string {
+	const most = 1000
+	if len(s) <= most {
+		return s
+	}
+	return fmt.Sprintf("%s ... %s (%d bytes)", s[:most/2], s[len(s)-most/2:], len(s))
+}
+
+// size counts the objects of Isthmus in each cluster and on the broker, tombstones apart.
+func (w *testbed) size(ctx context.Context) (map[string]int, error) {
+	counts := map[string]int{}
+	for _, c := range w.clusters {
+		var imports v1beta1.ServiceImportList
+		var list discoveryv1.EndpointSliceList
+		err := errors.Join(
+			c.mirror.List(ctx, &imports, client.MatchingLabels{v1alpha1.LabelManagedBy: managedBy}, client.UnsafeDisableDeepCopy),
+			c.mirror.List(ctx, &list, client.MatchingLabels{discoveryv1.LabelManagedBy: managedBy}, client.UnsafeDisableDeepCopy),
+		)
+		if err != nil {
+			return nil, err
+		}
+		counts[c.id+" imports"], counts[c.id+" slices"] = len(imports.Items), len(list.Items)
+	}
+	var records v1alpha1.ExportRecordList
+	var list discoveryv1.EndpointSliceList
+	var aggregates v1beta1.ServiceImportList
+	in := client.InNamespace(brokerNamespace)
+	if err := errors.Join(w.broker.List(ctx, &records, in), w.broker.List(ctx, &list, in), w.broker.List(ctx, &aggregates, in)); err != nil {
+		return nil, err
+	}
+	counts["broker slices"], counts["broker aggregates"] = len(list.Items), len(aggregates.Items)
+	for i := range records.Items {
+		if records.Items[i].Spec.WithdrawnAt == nil {
+			counts["broker records"]++
+		}
+	}
+	return counts, nil
+}
+
+// checkSize fails the test if the hostile objects have multiplied.
+func (w *testbed) checkSize(applied int) {
+	w.t.Helper()
+	have, err := w.size(w.t.Context())
+	w.noError(err)
+	for what, n := range have {
+		if most := w.counts[what] + 2*applied + len(w.bystanders); n > most {
+			w.t.Errorf("%s: %d objects, want at most %d: %d without the %d hostile objects", what, n, most, w.counts[what], applied)
+		}
+	}
+}
