@@ -103,9 +103,11 @@ func (w *testbed) knownAttacks() {
 		together[i] = append(together[i], a)
 	}
 	for _, group := range together {
-		if w.attack(group...) == nil {
+		together := w.attack(group...)
+		if together == nil {
 			continue
 		}
+		w.t.Logf("%d attacks together: %v", len(group), together)
 		for _, a := range group { // which one
 			if harm := w.attack(a); harm != nil {
 				w.t.Errorf("%s: %v", a.name, harm)
