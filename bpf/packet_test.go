@@ -393,6 +393,7 @@ func TestPacketTranslation(t *testing.T) {
 func TestPacketRoutedClients(t *testing.T) {
 	const loopback = 1 // the device of test runs
 	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		t.Helper()
 		p.put(bpf.MapRoutedClients, uint32(0), uint32(0))
 		p.put(bpf.MapDevices, uint32(loopback), bpf.Device{Flags: bpf.DeviceClient})
 		p.serve(1, proto, s.vip, s.backend)
@@ -1129,6 +1130,7 @@ func (p *path) flows() map[bpf.ConnKey]bpf.Conn {
 // Evidence of life is what a backend did, never what was sent to it.
 func TestPacketEvidence(t *testing.T) {
 	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		t.Helper()
 		p.serve(7, proto, s.vip, s.backend)
 		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
 		if got := p.cluster(7); got.Established != 0 || got.AnsweredAt != 0 {
@@ -1161,6 +1163,7 @@ func TestPacketEvidence(t *testing.T) {
 // arrive.
 func TestPacketNATPort(t *testing.T) {
 	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		t.Helper()
 		second := s
 		second.vip = netip.AddrPortFrom(s.vip.Addr().Next(), 99)
 		p.serve(1, proto, s.vip, s.backend)
@@ -1202,6 +1205,7 @@ func icmpUnreachable(from, to netip.Addr, f frame) frame {
 
 func TestPacketErrors(t *testing.T) {
 	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		t.Helper()
 		p.serve(1, proto, s.vip, s.backend)
 		there, back := s.opening(proto), s.answer(proto)
 		if proto == sctp {
@@ -1299,6 +1303,7 @@ func spoil(f *frame) {
 // the way to a client, and is dropped on the way to a VIP.
 func TestPacketErrorsTruncated(t *testing.T) {
 	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		t.Helper()
 		p.addRange(s.ranges)
 		p.serve(1, proto, s.vip, s.backend)
 		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
@@ -1444,6 +1449,7 @@ func TestPacketZeroChecksum(t *testing.T) {
 // If the device delivered the sum over the whole packet, that sum stays correct.
 func TestPacketCompleteChecksum(t *testing.T) {
 	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		t.Helper()
 		p.set(bpf.PacketFast)
 		p.serve(1, proto, s.vip, s.backend)
 		there, back := s.opening(proto), s.answer(proto)
@@ -1496,6 +1502,7 @@ func zeroing(f frame) []byte {
 // again.
 func TestPacketHalfEvicted(t *testing.T) {
 	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		t.Helper()
 		p.serve(1, proto, s.vip, s.backend)
 		there, back := s.opening(proto), s.answer(proto)
 		p.translated(bpf.ProgFromClient, there, there.to(s.backend))
@@ -1575,6 +1582,7 @@ func TestPacketChoice(t *testing.T) {
 
 func TestPacketEvents(t *testing.T) {
 	inEach(t, func(t *testing.T, p *path, s side, proto uint8) {
+		t.Helper()
 		p.addRange(s.ranges)
 		p.serve(4, proto, s.vip, s.backend)
 		p.put(bpf.MapSettings, uint32(0), bpf.Settings{Observe: 1})

@@ -112,8 +112,7 @@ func isRefusal(err error) bool {
 // remove removes hostile objects, and brings those that belong to the testbed back to their original form.
 func (w *testbed) remove(objects []hostile.Object) {
 	w.t.Helper()
-	for i := len(objects) - 1; i >= 0; i-- {
-		o := objects[i]
+	for _, o := range slices.Backward(objects) {
 		k := keyOf(o.Cluster, o.Unstructured)
 		switch original := w.originals[k]; {
 		case original != nil:
@@ -211,10 +210,9 @@ func (w *testbed) judge() (late, harm error) {
 	w.t.Helper()
 	w.client.reset()
 	w.change()
-	took, err := w.arrive(time.Now(), w.wants(), w.allowed())
-	if err != nil {
-		var again error
-		if took, again = w.arrive(time.Now(), w.wants(), w.stuckAfter()); again != nil {
+	if _, err := w.arrive(time.Now(), w.wants(), w.allowed()); err != nil {
+		took, again := w.arrive(time.Now(), w.wants(), w.stuckAfter())
+		if again != nil {
 			return nil, fmt.Errorf("a change of the bystanders does not arrive: %w", again)
 		}
 		late = fmt.Errorf("a change arrived after %s; without hostile objects %s", w.allowed()+took, w.baseline)

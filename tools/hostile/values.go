@@ -2,6 +2,7 @@ package hostile
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net/netip"
@@ -127,11 +128,11 @@ func (s *Source) Map(large int) map[string]string {
 
 // Weights returns a cluster-weights annotation that takes the clients of the other members.
 func (s *Source) Weights() map[string]string {
-	weights := s.Member + "=1000"
+	weights := []string{s.Member + "=1000"}
 	for _, o := range s.Others {
-		weights += "," + o + "=0"
+		weights = append(weights, o+"=0")
 	}
-	return map[string]string{"isthmus.dev/cluster-weights": weights}
+	return map[string]string{"isthmus.dev/cluster-weights": strings.Join(weights, ",")}
 }
 
 // ports returns how many ports a Service has: mostly few.
@@ -164,10 +165,7 @@ func Metadata[T client.Object](s *Source, obj T) {
 // merged returns base with more.
 func merged(base, more map[string]string) map[string]string {
 	m := map[string]string{}
-	for _, from := range []map[string]string{base, more} {
-		for k, v := range from {
-			m[k] = v
-		}
-	}
+	maps.Copy(m, base)
+	maps.Copy(m, more)
 	return m
 }

@@ -181,6 +181,21 @@ func TestStatusOfACreateIsDropped(t *testing.T) {
 	}
 }
 
+// A Service without pods has a slice without ports, which the API server writes as null.
+func TestSliceWithoutPorts(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	a := b.member("a")
+	empty := b.slice("a", "shop", "demo")
+	empty.Ports, empty.Endpoints = nil, nil
+	b.noError(create(empty)(t.Context(), a))
+	full := b.slice("a", "shop", "demo", "10.1.0.7")
+	full.ResourceVersion = empty.ResourceVersion
+	b.noError(a.Update(t.Context(), full))
+	full.Ports, full.Endpoints = nil, nil
+	b.noError(a.Update(t.Context(), full))
+}
+
 // Two accounts have the rights of members without being members: one never was, and one no longer is. Their writes are
 // refused, and their objects can be removed.
 func TestFormerAndForeignAccounts(t *testing.T) {

@@ -40,8 +40,12 @@ func TestQuotas(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []QuotaUse{
-		{"services", 2, 2, 1}, {"ports", 2, 20_000, 0}, {"portsPerService", 1, 1000, 0},
-		{"slices", 0, 20_000, 0}, {"endpoints", 0, 200_000, 0}, {"metadataBytes", 16, 32 << 20, 0},
+		{"services", 2, 2, 1},
+		{"ports", 2, 20_000, 0},
+		{"portsPerService", 1, 1000, 0},
+		{"slices", 0, 20_000, 0},
+		{"endpoints", 0, 200_000, 0},
+		{"metadataBytes", 16, 32 << 20, 0},
 	}
 	if !slices.Equal(uses["a"], want) {
 		t.Errorf("a uses %v, want %v", uses["a"], want)

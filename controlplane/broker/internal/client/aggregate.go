@@ -26,7 +26,7 @@ func (b *Broker) Aggregate(name clusterset.ServiceName) (clusterset.Aggregate, b
 		return clusterset.Aggregate{}, false, nil
 	case a.err != nil: // its name is taken, and its content says nothing: exporters find it when they claim it
 		b.registry.warnOnce("", a.err.Error(), a.err)
-		return clusterset.Aggregate{}, false, nil
+		return clusterset.Aggregate{}, false, nil //nolint:nilerr // logged: one bad aggregate costs nothing but itself
 	}
 	for _, o := range a.omitted {
 		b.registry.warnOnce("", fmt.Sprint(name, o), fmt.Errorf("aggregate of %s: %w", name, o))

@@ -361,7 +361,7 @@ func (r *record) asStub() *record {
 func (b *Broker) runQuotas(ctx context.Context) error {
 	for _, wait := range []func(context.Context) error{b.records.WaitForSync, b.slices.WaitForSync, b.waitForRegistry} {
 		if err := wait(ctx); err != nil {
-			return nil //nolint:nilerr // ctx ended
+			return nil // ctx ended
 		}
 	}
 	gauges := time.NewTicker(gaugeInterval)

@@ -3,6 +3,7 @@ package export
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -66,8 +67,10 @@ func eventType(c metav1.Condition) string {
 	if c.Status != good {
 		return corev1.EventTypeWarning
 	}
-	switch v1beta1.ServiceExportConditionReason(c.Reason) {
-	case mcs.ReasonEndpointsRefused, mcs.ReasonNamesTooLong, mcs.ReasonMetadataRefused, mcs.ReasonServiceCIDRsOverlap, mcs.ReasonQuotaExceeded:
+	warnings := []v1beta1.ServiceExportConditionReason{
+		mcs.ReasonEndpointsRefused, mcs.ReasonNamesTooLong, mcs.ReasonMetadataRefused, mcs.ReasonServiceCIDRsOverlap, mcs.ReasonQuotaExceeded,
+	}
+	if slices.Contains(warnings, v1beta1.ServiceExportConditionReason(c.Reason)) {
 		return corev1.EventTypeWarning
 	}
 	return corev1.EventTypeNormal
