@@ -57,6 +57,7 @@ func TestBystanders(t *testing.T) {
 
 // within runs part as a subtest. The testbed lives on.
 func (w *testbed) within(t *testing.T, name string, part func()) {
+	t.Helper()
 	t.Run(name, func(t *testing.T) {
 		was := w.t
 		w.t = t
