@@ -1,10 +1,8 @@
 package client
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
 	"testing"
@@ -26,11 +24,11 @@ import (
 // quotaBroker is the client of member west, which reads what east and others have on a broker without an API server.
 type quotaBroker struct {
 	*Broker
-	t    *testing.T
+	t    testing.TB
 	fake client.WithWatch // the objects that exist
 }
 
-func newQuotaBroker(t *testing.T, limits quota.Amounts) *quotaBroker {
+func newQuotaBroker(t testing.TB, limits quota.Amounts) *quotaBroker {
 	t.Helper()
 	b, err := New(t.Context(), Config{
 		REST: &rest.Config{Host: "127.0.0.1:1"}, Namespace: "broker", Self: "west", Log: discard,
@@ -266,35 +264,46 @@ func TestOwnOverrun(t *testing.T) {
 	}
 }
 
-// Figures of a member's worst with the default quotas: ISTHMUS_FULL_LENGTH=1 prints them.
-func TestMemoryOfTheWorstMember(t *testing.T) {
-	if os.Getenv("ISTHMUS_FULL_LENGTH") == "" {
-		t.Skip("it needs a minute; set ISTHMUS_FULL_LENGTH")
-	}
-	for _, limits := range []quota.Amounts{quota.Defaults(), {Services: 1 << 30, Ports: 1 << 30, PortsPerService: 1 << 30, Slices: 1 << 30, Endpoints: 1 << 30, MetadataBytes: 1 << 30}} {
-		q := newQuotaBroker(t, limits)
-		before := heap()
-		var all []any
-		for n := range 2000 {
-			a, err := q.slices.Transformer()(q.slice("east", 1, n, n, 1000))
-			if err != nil {
-				t.Fatal(err)
+// The memory that the slices of one member take, with the default quotas and with none.
+func BenchmarkWorstMember(b *testing.B) {
+	const none = 1 << 30
+	for name, limits := range map[string]quota.Amounts{
+		"default quotas": quota.Defaults(),
+		"no quotas":      {Services: none, Ports: none, PortsPerService: none, Slices: none, Endpoints: none, MetadataBytes: none},
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				fillWorst(b, limits)
 			}
-			all = append(all, a)
-		}
-		if err := q.slices.Replace(all, "9"); err != nil {
-			t.Fatal(err)
-		}
-		all = nil
-		q.send(q.record("east", 1, 1, 1))
-		began := time.Now()
-		q.judge(context.WithoutCancel(t.Context()))
-		took := time.Since(began)
-		_, count := q.exported("east", 2)
-		t.Logf("limit %d endpoints: 2,000 slices of 1,000 endpoints take %d MB, %d slices are read, the judgement took %v",
-			limits.Endpoints, (heap()-before)>>20, count, took)
-		runtime.KeepAlive(q)
+		})
 	}
+}
+
+// fillWorst sends 2,000 slices of 1,000 endpoints, and reports the memory that they take and the slices that are read.
+func fillWorst(b *testing.B, limits quota.Amounts) {
+	b.Helper()
+	q := newQuotaBroker(b, limits)
+	before := heap()
+	var all []any
+	for n := range 2000 {
+		a, err := q.slices.Transformer()(q.slice("east", 1, n, n, 1000))
+		if err != nil {
+			b.Fatal(err)
+		}
+		all = append(all, a)
+	}
+	if err := q.slices.Replace(all, "9"); err != nil {
+		b.Fatal(err)
+	}
+	all = nil
+	q.send(q.record("east", 1, 1, 1))
+	began := time.Now()
+	q.judge(b.Context())
+	b.ReportMetric(time.Since(began).Seconds()*1000, "ms/judgement")
+	_, count := q.exported("east", 2)
+	b.ReportMetric(float64(count), "slices")
+	b.ReportMetric(float64(heap()-before)/(1<<20), "MiB")
+	runtime.KeepAlive(q)
 }
 
 func heap() uint64 {
