@@ -295,7 +295,7 @@ func fillWorst(b *testing.B, limits quota.Amounts) {
 	if err := q.slices.Replace(all, "9"); err != nil {
 		b.Fatal(err)
 	}
-	all = nil
+	clear(all)
 	q.send(q.record("east", 1, 1, 1))
 	began := time.Now()
 	q.judge(b.Context())
