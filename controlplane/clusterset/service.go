@@ -22,16 +22,16 @@ func (id ClusterID) Validate() error {
 		return fmt.Errorf("cluster id %q has %d labels; use one, or two joined by a dot", string(id), len(labels))
 	}
 	for _, l := range labels {
-		if !isLabel(l) {
+		if !IsLabel(l, 63) {
 			return fmt.Errorf("cluster id %q: %q is not an RFC 1123 label; use a-z, 0-9 and '-', with a letter or digit at both ends", string(id), l)
 		}
 	}
 	return nil
 }
 
-// isLabel reports whether s is an RFC 1123 label.
-func isLabel(s string) bool {
-	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+// IsLabel reports whether s has the form of an RFC 1123 label in lower case, and at most most characters.
+func IsLabel(s string, most int) bool {
+	if s == "" || len(s) > most || s[0] == '-' || s[len(s)-1] == '-' {
 		return false
 	}
 	for _, c := range []byte(s) {

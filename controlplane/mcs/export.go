@@ -149,7 +149,7 @@ func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, []Omission, error
 	if err := e.Cluster.Validate(); err != nil {
 		return fail(fmt.Errorf("spec.clusterID: %w", err))
 	}
-	if !isHostLabel(e.Service.Name, maxLabel) || !isHostLabel(e.Service.Namespace, maxLabel) {
+	if !clusterset.IsLabel(e.Service.Name, maxLabel) || !clusterset.IsLabel(e.Service.Namespace, maxLabel) {
 		return fail(fmt.Errorf("spec.name %q and spec.namespace %q must be RFC 1123 labels", shorten(e.Service.Name), shorten(e.Service.Namespace)))
 	}
 	if want := RecordName(e.Cluster, e.Service); r.Name != want {

@@ -239,20 +239,7 @@ func isSubdomain(s string) bool {
 		return false
 	}
 	for label := range strings.SplitSeq(s, ".") {
-		if !isHostLabel(label, maxName) {
-			return false
-		}
-	}
-	return true
-}
-
-// isHostLabel reports whether s is a lower-case label of a DNS name with at most most characters.
-func isHostLabel(s string, most int) bool {
-	if s == "" || len(s) > most || s[0] == '-' || s[len(s)-1] == '-' {
-		return false
-	}
-	for _, c := range []byte(s) {
-		if c != '-' && !('0' <= c && c <= '9') && !('a' <= c && c <= 'z') {
+		if !clusterset.IsLabel(label, maxName) {
 			return false
 		}
 	}

@@ -115,7 +115,7 @@ func (v *sliceVetter) ports(ports []discoveryv1.EndpointPort) []discoveryv1.Endp
 }
 
 // isHostname reports whether s can be the hostname of a pod.
-func isHostname(s string) bool { return isHostLabel(s, maxLabel) }
+func isHostname(s string) bool { return clusterset.IsLabel(s, maxLabel) }
 
 // name returns a name that is valid; "" for another.
 func (v *sliceVetter) name(field, name string, valid func(string) bool) string {

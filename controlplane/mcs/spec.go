@@ -166,7 +166,7 @@ func parsePort(name string, protocol corev1.Protocol, appProtocol *string, numbe
 	if number < 1 || number > 65535 {
 		return clusterset.Port{}, fmt.Errorf("port %d is not in 1..65535", number)
 	}
-	if name != "" && !isHostLabel(name, maxLabel) {
+	if name != "" && !clusterset.IsLabel(name, maxLabel) {
 		return clusterset.Port{}, fmt.Errorf("name %q is not an RFC 1123 label", shorten(name))
 	}
 	p := clusterset.Port{Name: name, Protocol: proto, Port: uint16(number)}
