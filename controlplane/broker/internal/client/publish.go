@@ -82,7 +82,7 @@ func (b *Broker) writeSlice(ctx context.Context, es *discoveryv1.EndpointSlice, 
 	es.Namespace = b.cfg.Namespace
 	mcs.SetChangedAt(es, since)
 	if create {
-		return wrap("create broker slice", es.Name, apply.Create(ctx, b.client, es))
+		return wrap("create broker slice", es.Name, apply.Create(ctx, b.client, es, nil))
 	}
 	return wrap("write broker slice", es.Name, apply.Own(ctx, b.client, es))
 }

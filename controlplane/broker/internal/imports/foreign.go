@@ -8,7 +8,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -75,23 +74,15 @@ func (r *Reconciler) reportForeign(name clusterset.ServiceName, uid types.UID) {
 		"clusters of the ClusterSet export service %s, which Isthmus does not import: this ServiceImport is not its own, and it leaves it alone; the import resumes when it is deleted", name.Name)
 }
 
-// createSlice creates an imported slice. If one of its name exists although the cache lacks it, createSlice writes that as
-// apply.Own does, unless it belongs to another controller.
+// createSlice creates an imported slice by apply.Create, which leaves a slice of another controller alone.
 func createSlice(ctx context.Context, c client.Client, obj client.Object, keep ...string) error {
-	err := c.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner))
-	if !apierrors.IsAlreadyExists(err) {
-		return err
-	}
-	var existing discoveryv1.EndpointSlice
-	if err := c.Get(ctx, client.ObjectKeyFromObject(obj), &existing); err != nil {
-		return err
-	}
-	if existing.Labels[discoveryv1.LabelManagedBy] != v1alpha1.ManagedBy && !sameOwner(existing.OwnerReferences, obj.GetOwnerReferences()) {
-		return fmt.Errorf("another controller's EndpointSlice has the name, and is left alone: it is managed by %q; delete it",
-			existing.Labels[discoveryv1.LabelManagedBy])
-	}
-	obj.SetResourceVersion("")
-	return apply.Own(ctx, c, obj, keep...)
+	return apply.Create(ctx, c, obj, func(existing client.Object) error {
+		managedBy := existing.GetLabels()[discoveryv1.LabelManagedBy]
+		if managedBy == v1alpha1.ManagedBy || sameOwner(existing.GetOwnerReferences(), obj.GetOwnerReferences()) {
+			return nil
+		}
+		return fmt.Errorf("another controller's EndpointSlice has the name, and is left alone: it is managed by %q; delete it", managedBy)
+	}, keep...)
 }
 
 // sameOwner reports whether the first owners are the same object.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"reflect"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -70,15 +71,25 @@ func (t *typed) MarshalJSON() ([]byte, error) { return json.Marshal(t.obj) }
 
 func (t *typed) UnmarshalJSON(text []byte) error { return json.Unmarshal(text, t.obj) }
 
-// Create creates obj, which belongs to Isthmus as a whole. If it exists although the caller's cache lacks it, Create writes it
-// as Own does. For built-in kinds that is less than half the work for the server (docs/performance.md).
-func Create(ctx context.Context, c client.Client, obj client.Object, keep ...string) error {
+// Create creates obj, which belongs to Isthmus as a whole. For built-in kinds that is less than half the work of Own for the
+// server (docs/performance.md). If an object of the name exists although the caller's cache lacks it, Create writes it as Own
+// does, unless check returns an error for it. A nil check accepts every object.
+func Create(ctx context.Context, c client.Client, obj client.Object, check func(existing client.Object) error, keep ...string) error {
 	err := c.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner))
-	if apierrors.IsAlreadyExists(err) {
-		obj.SetResourceVersion("")
-		return Own(ctx, c, obj, keep...)
+	if !apierrors.IsAlreadyExists(err) {
+		return err
 	}
-	return err
+	if check != nil {
+		existing := reflect.New(reflect.TypeOf(obj).Elem()).Interface().(client.Object) //nolint:forcetypeassert // of the type of obj
+		if err := c.Get(ctx, client.ObjectKeyFromObject(obj), existing); err != nil {
+			return err
+		}
+		if err := check(existing); err != nil {
+			return err
+		}
+	}
+	obj.SetResourceVersion("")
+	return Own(ctx, c, obj, keep...)
 }
 
 // Own is Apply for an object that belongs to Isthmus as a whole: it also removes labels, annotations and owners of other
