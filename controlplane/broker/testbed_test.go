@@ -29,7 +29,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
 	"github.com/isthmus-net/isthmus/controlplane/api/fences"
@@ -218,7 +217,8 @@ func (m *member) account() string {
 	return "system:serviceaccount:" + m.install + ":isthmus-controller"
 }
 
-// fence restricts the controller as every member cluster does. Members of other tests have policies of their own.
+// fence restricts the controller as every member cluster does. Members of other tests have policies of their own. The policy of
+// reserved labels is left out: it would reserve them to the controller of this test.
 func (m *member) fence() {
 	t := m.testbed.t
 	t.Helper()
@@ -226,14 +226,7 @@ func (m *member) fence() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range policies {
-		if p.GetName() != fences.ControllerName {
-			continue // it would reserve labels to the controller of this test
-		}
-		p.SetName(p.GetName() + "." + m.install)
-		if binding, ok := p.(*admissionv1.ValidatingAdmissionPolicyBinding); ok {
-			binding.Spec.PolicyName = p.GetName()
-		}
+	for _, p := range apitest.OwnPolicy(policies, fences.ControllerName, m.install) {
 		m.testbed.create(m, p)
 		t.Cleanup(func() { m.testbed.noError(client.IgnoreNotFound(m.Delete(context.WithoutCancel(t.Context()), p))) })
 	}
@@ -241,39 +234,8 @@ func (m *member) fence() {
 
 // grant gives the controller its generated rules, and no others.
 func (m *member) grant() {
-	t := m.testbed.t
-	t.Helper()
-	text, err := os.ReadFile("../rbac/role.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: m.account()}}
-	for doc := range strings.SplitSeq(string(text), "\n---\n") {
-		var kind metav1.TypeMeta
-		if err := yaml.Unmarshal([]byte(doc), &kind); err != nil {
-			t.Fatal(err)
-		}
-		switch kind.Kind {
-		case "ClusterRole":
-			role := &rbacv1.ClusterRole{}
-			m.testbed.noError(yaml.Unmarshal([]byte(doc), role))
-			role.Name = m.install
-			m.testbed.create(m, role)
-			m.testbed.create(m, &rbacv1.ClusterRoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Name: m.install}, Subjects: subjects,
-				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: m.install},
-			})
-		case "Role":
-			role := &rbacv1.Role{}
-			m.testbed.noError(yaml.Unmarshal([]byte(doc), role))
-			role.Namespace = m.install
-			m.testbed.create(m, role)
-			m.testbed.create(m, &rbacv1.RoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Namespace: m.install, Name: role.Name}, Subjects: subjects,
-				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
-			})
-		}
-	}
+	m.testbed.t.Helper()
+	m.testbed.create(m, apitest.Rights(m.testbed.t, "../rbac/role.yaml", m.install, m.account())...)
 }
 
 func newClient(t *testing.T, config *rest.Config) client.Client {

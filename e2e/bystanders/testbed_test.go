@@ -24,7 +24,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned/typed/apis/v1beta1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
@@ -263,7 +262,7 @@ func (w *testbed) newCluster(id string, config *rest.Config) *cluster {
 		w.create(c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
 	}
 	w.create(c, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: install, Name: id}, Spec: registration(id)})
-	w.grantController(c)
+	w.create(c, apitest.Rights(w.t, "../../controlplane/rbac/role.yaml", install, controllerUser)...) // and no others
 	w.create(c, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "tenant"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"*"}},
 		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"*"}},
@@ -308,35 +307,6 @@ func (w *testbed) background(name string, f func(context.Context) error) {
 			w.t.Errorf("%s: %v", name, err)
 		}
 	})
-}
-
-// grantController gives the controller its generated rules, and no others.
-func (w *testbed) grantController(c *cluster) {
-	w.t.Helper()
-	text, err := os.ReadFile("../../controlplane/rbac/role.yaml")
-	w.noError(err)
-	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUser}}
-	for doc := range strings.SplitSeq(string(text), "\n---\n") {
-		var kind metav1.TypeMeta
-		w.noError(yaml.Unmarshal([]byte(doc), &kind))
-		switch kind.Kind {
-		case "ClusterRole":
-			role := &rbacv1.ClusterRole{}
-			w.noError(yaml.Unmarshal([]byte(doc), role))
-			w.create(c, role, &rbacv1.ClusterRoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: subjects,
-				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-			})
-		case "Role":
-			role := &rbacv1.Role{}
-			w.noError(yaml.Unmarshal([]byte(doc), role))
-			role.Namespace = install
-			w.create(c, role, &rbacv1.RoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Namespace: install, Name: role.Name}, Subjects: subjects,
-				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
-			})
-		}
-	}
 }
 
 // log returns the log of a component. Its warnings and errors are part of what is told; with ISTHMUS_HOSTILE_LOG set, all of it

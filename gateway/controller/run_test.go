@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -25,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/gateway/agent"
@@ -35,6 +33,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
 	"github.com/isthmus-net/isthmus/gateway/service"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 // await waits until a condition holds.
@@ -285,41 +284,20 @@ func (w *testbed) fence() {
 	w.t.Helper()
 	policies, err := fences.Policies(w.ns)
 	w.noError(err)
-	for _, p := range policies {
-		if p.GetName() != fences.GatewayControllerName {
-			continue
-		}
-		p.SetName(p.GetName() + "." + w.ns)
-		if binding, ok := p.(*admissionv1.ValidatingAdmissionPolicyBinding); ok {
-			binding.Spec.PolicyName = p.GetName()
-		}
-		w.ensure(p)
-	}
+	w.ensure(apitest.OwnPolicy(policies, fences.GatewayControllerName, w.ns)...)
 }
 
 // grant gives the controller's account the rights of the generated roles, the namespaced one in the testbed's namespace.
 func (w *testbed) grant() {
 	w.t.Helper()
-	text, err := os.ReadFile("rbac/role.yaml")
-	w.noError(err)
-	user := []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: w.account()}}
-	for doc := range strings.SplitSeq(string(text), "\n---\n") {
-		var kind metav1.TypeMeta
-		w.noError(yaml.Unmarshal([]byte(doc), &kind))
-		switch kind.Kind {
-		case "ClusterRole":
-			var role rbacv1.ClusterRole
-			w.noError(yaml.Unmarshal([]byte(doc), &role))
-			w.ensure(&role, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name + "." + w.ns}, Subjects: user, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind.Kind, Name: role.Name}})
-		case "Role":
-			var role rbacv1.Role
-			w.noError(yaml.Unmarshal([]byte(doc), &role))
-			role.Namespace = w.ns
+	rights := apitest.Rights(w.t, "rbac/role.yaml", w.ns, w.account())
+	for _, o := range rights {
+		if role, ok := o.(*rbacv1.Role); ok {
 			// The chart adds the Secrets of its value passwordSecrets.
 			role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"router"}, Verbs: []string{"get"}})
-			w.ensure(&role, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: role.Name}, Subjects: user, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind.Kind, Name: role.Name}})
 		}
 	}
+	w.ensure(rights...)
 }
 
 // ensure creates missing objects.
