@@ -164,7 +164,7 @@ func (w *testbed) typeExclusion(addresses int) {
 }
 
 // Two clusters use the same service CIDRs, as most do. A Service that declined a ClusterSetIP, or that a cluster exports by
-// its own address, is not imported where its address is another Service's. Its exporter is told, and a third cluster with
+// its own address, is not imported where its address is another Service's. A condition says so on its export, and a third cluster with
 // CIDRs of its own imports it. An unregistered --endpoints=service-vip is refused everywhere.
 func TestOverlappingServiceCIDRs(t *testing.T) {
 	for way, c := range map[string]struct {

@@ -144,7 +144,7 @@ func TestRefusedMetadataOfAnImport(t *testing.T) {
 	}
 }
 
-// The oldest export asks for a label with a space, which no object can have. Its owner is told the field and the remedy, and
+// The oldest export asks for a label with a space, which no object can have. A condition names the field and the remedy, and
 // both clusters get the endpoints of both, without the label.
 func TestInvalidExportedLabels(t *testing.T) {
 	w := newTestbed(t).run()

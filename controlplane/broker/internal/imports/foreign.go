@@ -53,8 +53,8 @@ func (f *foreignImports) found(name clusterset.ServiceName, uid types.UID, repor
 	}
 }
 
-// gone records that no ServiceImport of another controller prevents the import of a Service.
-func (f *foreignImports) gone(name clusterset.ServiceName) {
+// resolved records that no ServiceImport of another controller prevents the import of a Service.
+func (f *foreignImports) resolved(name clusterset.ServiceName) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, ok := f.uids[name]; ok {

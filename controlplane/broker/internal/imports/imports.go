@@ -234,7 +234,7 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 		r.foreign.found(name, have.imp.uid, r.reportForeign)
 		return none, r.removeSlices(ctx, name, have)
 	}
-	r.foreign.gone(name)
+	r.foreign.resolved(name)
 	imp, current, clash, err := r.imported(ctx, name, exports, kept, have)
 	if current == nil {
 		return none, err
@@ -491,7 +491,7 @@ func (r *Reconciler) measure(source clusterset.ClusterID, changed, seen, written
 // to another controller.
 func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, have observed) error {
 	r.refused.forget(name)
-	r.foreign.gone(name)
+	r.foreign.resolved(name)
 	if have.imp != nil && have.imp.ours {
 		si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 		if err := r.Client.Delete(ctx, si, client.Preconditions{UID: &have.imp.uid}); client.IgnoreNotFound(err) != nil {

@@ -125,7 +125,7 @@ func (i *Informer[T, K]) Get(namespace, name string) T {
 }
 
 // Swap replaces the item of an object by another one that represents the same version of it, such as a smaller one, and
-// reports whether the object still had the former item. Nobody is told of it.
+// reports whether the object still had the former item. It calls neither Before nor After.
 func (i *Informer[T, K]) Swap(namespace, name string, was, is T) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -162,7 +162,7 @@ func TestLatest(t *testing.T) {
 	}
 }
 
-// Swap replaces the item that it is told of, under the same index, and no other.
+// Swap replaces the given item, under the same index, and no other.
 func TestSwap(t *testing.T) {
 	i := newInformer(t, Config[*item, clusterset.ServiceName]{})
 	if err := i.Add(object("x", "web", "large", 1)); err != nil {
