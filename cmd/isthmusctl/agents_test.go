@@ -49,7 +49,7 @@ func imported() cluster {
 			{Type: "Conflict", Status: "False", Reason: "NoConflicts"},
 		}}},
 		&mcsv1beta1.ServiceImport{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello", Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}},
 			Spec: mcsv1beta1.ServiceImportSpec{
 				Type: mcsv1beta1.ClusterSetIP, IPs: []string{"243.0.0.5"}, Ports: []mcsv1beta1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
 			},
@@ -139,6 +139,31 @@ node n2
 		"exported here and not imported": {
 			change: func(w *cluster) { remove[*mcsv1beta1.ServiceImport](w) },
 			fails:  "broken at import: it has no ServiceImport, although this cluster exports the service; check that the controller runs and reaches the broker: isthmusctl status",
+		},
+		"a label of the export is refused": {
+			nodes: []string{"n2"},
+			change: func(w *cluster) {
+				change(w, func(e *mcsv1beta1.ServiceExport) {
+					e.Status.Conditions[1].Reason, e.Status.Conditions[1].Message = "MetadataRefused", "exported to the clusterset as 243.0.0.5, without 1 labels"
+				})
+			},
+			text: `Service demo/hello in cluster a
+  ✓ namespace    demo exists
+  · export       MetadataRefused: exported to the clusterset as 243.0.0.5, without 1 labels
+  ✓ import       ClusterSetIP, exported by a, b
+  ✓ ClusterSetIP 243.0.0.5
+  ✓ endpoints    1 of 2 ready in a, 1 of 1 ready in b
+node n2
+  ✓ agent        ready
+  ✓ map          1 entry in the kernel
+  · clients      3 got a backend
+`,
+		},
+		"an import of another controller": {
+			change: func(w *cluster) {
+				change(w, func(i *mcsv1beta1.ServiceImport) { i.Labels[v1alpha1.LabelManagedBy] = "example.org" })
+			},
+			fails: `broken at import: another controller wrote the ServiceImport (label app.kubernetes.io/managed-by="example.org"), so no cluster is reached by it; delete it`,
 		},
 		"the export is invalid": {
 			change: func(w *cluster) {

@@ -16,6 +16,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
@@ -130,6 +131,9 @@ func (r *servicePath) exportLink() status.Link {
 			return l
 		case t == mcsv1beta1.ServiceExportConditionReady && cond.Message != "":
 			l.Text = cond.Message
+			if r.cluster != "" && cond.Reason != string(mcsv1beta1.ServiceExportReasonExported) { // a part of it is refused or waits
+				l.State, l.Text = status.LinkNote, fmt.Sprintf("%s: %s", cond.Reason, cond.Message)
+			}
 		}
 	}
 	if cond := meta.FindStatusCondition(r.exported.Status.Conditions, string(mcsv1beta1.ServiceExportConditionConflict)); cond != nil && cond.Status == metav1.ConditionTrue {
@@ -158,6 +162,11 @@ func (r *servicePath) importLink() status.Link {
 	}
 	slices.Sort(clusters)
 	l.Text = fmt.Sprintf("%s, exported by %s", r.imported.Spec.Type, list(clusters))
+	if by := r.imported.Labels[v1alpha1.LabelManagedBy]; r.cluster != "" && by != v1alpha1.ManagedBy && by != federationv1alpha1.ManagedBy {
+		l.State, l.Text = status.LinkBroken, fmt.Sprintf("another controller wrote the ServiceImport (label %s=%q), so no cluster is reached by it", v1alpha1.LabelManagedBy, by)
+		l.Fix = fmt.Sprintf("delete it, and Isthmus imports the service: kubectl delete serviceimport %s -n %s", r.key.Name, r.key.Namespace)
+		return l
+	}
 	cond := meta.FindStatusCondition(r.imported.Status.Conditions, string(mcsv1beta1.ServiceImportConditionReady))
 	if cond != nil && cond.Status != metav1.ConditionTrue {
 		l.State, l.Text = status.LinkBroken, fmt.Sprintf("%s=%s, %s: %s", cond.Type, cond.Status, cond.Reason, cond.Message)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 // refuses makes m's API server refuse what a CEL expression describes, as an administrator's own policy may: 422 Invalid.
@@ -178,6 +179,27 @@ func TestInvalidExportedLabels(t *testing.T) {
 	}
 	edit(w, w.a.Client, export, func(e *v1beta1.ServiceExport) { delete(e.Spec.ExportedLabels, "note") })
 	w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+}
+
+// A member that does not export a Service writes its aggregate first, which declines a ClusterSetIP, and lists itself. The
+// exporters do not believe it, and the broker's policies let them set an address all the same.
+func TestDeclinedByNobody(t *testing.T) {
+	w := newTestbed(t).run()
+	w.guest("c", time.Unix(0, 0))
+	squat := mcs.Aggregate(clusterset.Aggregate{
+		Service: clusterset.ServiceName{Namespace: w.ns, Name: "hello"}, Type: clusterset.ClusterSetIP, UseIP: clusterset.Disabled,
+	})
+	squat.Namespace = w.brokerNS
+	w.create(w.broker, squat)
+	squat.Status.Clusters = []v1beta1.ClusterStatus{{Cluster: "c"}}
+	w.noError(w.broker.Status().Update(t.Context(), squat))
+
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	if have := w.aggregate("hello"); len(have.Spec.IPs) == 0 || have.Annotations[v1alpha1.AnnotationUseClusterSetIP] != "true" {
+		t.Errorf("the aggregate has addresses %v and annotations %v", have.Spec.IPs, have.Annotations)
+	}
 }
 
 // A member writes poison to a broker without policies: labels that no object can have, and labels that hide an import from

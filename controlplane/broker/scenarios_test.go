@@ -892,7 +892,8 @@ func TestForeignImportOfTheSameName(t *testing.T) {
 	untouched()
 }
 
-// An EndpointSlice of another controller has the name of an imported one. It is left alone, and the other slices arrive.
+// An EndpointSlice of another controller has the name of an imported one. It is left alone, the other slices arrive, and an event on
+// the import says what is missing.
 func TestForeignSliceOfTheSameName(t *testing.T) {
 	w := newTestbed(t).run()
 	svc := w.a.service("hello")
@@ -918,6 +919,12 @@ func TestForeignSliceOfTheSameName(t *testing.T) {
 	if have.ResourceVersion != theirs.ResourceVersion {
 		t.Errorf("the slice of another was written: %+v", have)
 	}
+	w.eventually(func() error {
+		if reasons := w.b.eventsAbout(v1beta1.ServiceImportKindName, "hello"); !slices.Contains(reasons, "ForeignEndpointSlice") {
+			return fmt.Errorf("events: %v", reasons)
+		}
+		return nil
+	})
 	w.noError(w.b.Delete(t.Context(), theirs))
 	want.endpoints = []string{"10.97.0.1:8080", "10.97.0.2:8080"}
 	w.b.wants("hello", want)

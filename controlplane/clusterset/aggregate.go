@@ -1,6 +1,9 @@
 package clusterset
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // Aggregate is the only object about a Service that members share: its address, the allocator of that address, and the
 // exporters. Members merge everything else from the exports.
@@ -19,6 +22,23 @@ func (a Aggregate) Decided() Choice {
 		return Enabled
 	}
 	return a.UseIP
+}
+
+// Settle gives exports of the Service the recorded choice, unless one of them remembers another. Any member may write an
+// aggregate, also without an export of its own, so its choice counts only if an export asks for the same. Settle reports
+// whether it counts, and true if there is none.
+func (a Aggregate) Settle(exports []Export) bool {
+	decided := a.Decided()
+	if slices.ContainsFunc(exports, func(e Export) bool { return e.AgreedIP != Unknown }) {
+		return true
+	}
+	if !slices.ContainsFunc(exports, func(e Export) bool { return e.WantsIP == decided }) {
+		return decided == Unknown
+	}
+	for i := range exports {
+		exports[i].AgreedIP = decided
+	}
+	return true
 }
 
 // WithIPs returns the import with addrs as its VIP, on which all members agreed. An import with a VIP has exactly the

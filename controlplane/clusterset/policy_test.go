@@ -99,6 +99,40 @@ func TestChoiceOfClusterSetIP(t *testing.T) {
 	}
 }
 
+// The choice in an aggregate counts if an export asks for the same and none remembers another: a member may write an aggregate
+// without exporting the Service.
+func TestSettle(t *testing.T) {
+	t.Parallel()
+	const none, yes, no = clusterset.Unknown, clusterset.Enabled, clusterset.Disabled
+	for name, tt := range map[string]struct {
+		recorded      clusterset.Choice
+		wants, agreed [2]clusterset.Choice
+		use           clusterset.Choice
+		counts        bool
+	}{
+		"nobody asks to decline":           {no, [2]clusterset.Choice{yes, yes}, [2]clusterset.Choice{}, yes, false},
+		"nobody asks for an IP":            {yes, [2]clusterset.Choice{no, no}, [2]clusterset.Choice{}, no, false},
+		"the younger asked first":          {no, [2]clusterset.Choice{yes, no}, [2]clusterset.Choice{}, no, true},
+		"no choice":                        {none, [2]clusterset.Choice{yes, no}, [2]clusterset.Choice{}, yes, true},
+		"changed behind the exporters":     {yes, [2]clusterset.Choice{no, yes}, [2]clusterset.Choice{no, none}, no, true},
+		"the younger remembers the choice": {yes, [2]clusterset.Choice{no, no}, [2]clusterset.Choice{none, yes}, yes, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			older, younger := of("a", 1), of("b", 2)
+			older.WantsIP, younger.WantsIP = tt.wants[0], tt.wants[1]
+			older.AgreedIP, younger.AgreedIP = tt.agreed[0], tt.agreed[1]
+			exports := []clusterset.Export{older, younger}
+			if counts := (clusterset.Aggregate{UseIP: tt.recorded}).Settle(exports); counts != tt.counts {
+				t.Errorf("the choice counts: %t, want %t", counts, tt.counts)
+			}
+			if imp, _ := clusterset.Merge(exports); imp.UseIP != tt.use {
+				t.Errorf("the import uses an IP: %q, want %q", imp.UseIP, tt.use)
+			}
+		})
+	}
+}
+
 // Weights count among the exporters that state the same ones. What one cluster states alone changes nothing for the others.
 func TestWeightsNeedAgreement(t *testing.T) {
 	t.Parallel()

@@ -262,8 +262,8 @@ func (w *testbed) inSlices(c *cluster, b *bystander) error {
 	return nil
 }
 
-// inMaps checks the slots of each frontend of b: they lead to exactly the endpoints of the exporters, and perhaps to
-// endpoints of other members.
+// inMaps checks the slots of each frontend of b: they lead to exactly the endpoints of the exporters, each with a fair share,
+// and perhaps to endpoints of other members.
 func (w *testbed) inMaps(c *cluster, b *bystander) error {
 	for _, vip := range b.vips {
 		entry, ok, err := c.maps.Frontend(frontendOf(vip))
@@ -286,6 +286,24 @@ func (w *testbed) inMaps(c *cluster, b *bystander) error {
 			if want := b.endpoints(id); !slices.Equal(want, slices.Compact(have)) {
 				return fmt.Errorf("%s leads to %v of %s, want %v", frontendOf(vip), have, id, want)
 			}
+		}
+		if err := fairShares(entry.Backends); err != nil {
+			return fmt.Errorf("%s: %w", frontendOf(vip), err)
+		}
+	}
+	return nil
+}
+
+// fairShares checks that each endpoint of an exporter has at least half as many of the slots as in an even distribution.
+func fairShares(slots []lb.Address) error {
+	counts := map[lb.Address]int{}
+	for _, a := range slots {
+		counts[a]++
+	}
+	for a, n := range counts {
+		ours := slices.ContainsFunc(exporters, func(id string) bool { return pods(id)[0].Contains(a.AddrPort.Addr()) })
+		if ours && 2*n*len(counts) < len(slots) {
+			return fmt.Errorf("%s has %d of the %d slots that %d endpoints share", a, n, len(slots), len(counts))
 		}
 	}
 	return nil

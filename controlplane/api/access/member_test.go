@@ -122,8 +122,17 @@ func TestMemberAtWork(t *testing.T) {
 			update(b, shared("later"), address("243.0.0.5")),
 		}},
 		"an address for another member's aggregate without one": {do: []attempt{update(b, shared("empty"), address("243.0.0.6"))}},
-		"adding itself to another member's aggregate":           {do: []attempt{updateStatus(b, shared("joined"), clusters("a", "a.b", "b"))}},
-		"removing itself from another member's aggregate":       {as: "a.b", do: []attempt{updateStatus(b, shared("left"), clusters("b"))}},
+		"an address where an aggregate declines one for nobody": {do: []attempt{
+			create(alter(shared("turned"), func(s *v1beta1.ServiceImport) {
+				metav1.SetMetaDataAnnotation(&s.ObjectMeta, isthmus.AnnotationUseClusterSetIP, "false")
+			})),
+			update(b, shared("turned"), func(s *v1beta1.ServiceImport) {
+				address("243.0.0.7")(s)
+				metav1.SetMetaDataAnnotation(&s.ObjectMeta, isthmus.AnnotationUseClusterSetIP, "true")
+			}),
+		}},
+		"adding itself to another member's aggregate":     {do: []attempt{updateStatus(b, shared("joined"), clusters("a", "a.b", "b"))}},
+		"removing itself from another member's aggregate": {as: "a.b", do: []attempt{updateStatus(b, shared("left"), clusters("b"))}},
 		"removing itself from an aggregate, and deleting one as the last member": {as: "b", do: []attempt{
 			func(ctx context.Context, _ client.Client) error {
 				return updateStatus(b, shared("last"), clusters("b"))(ctx, b.member("a.b"))

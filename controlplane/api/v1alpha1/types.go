@@ -83,6 +83,12 @@ type Quotas struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=536870912
 	MetadataBytes int64 `json:"metadataBytes,omitempty"`
+	// ChangesPerMinute bounds how many changes of a member's records and EndpointSlices the others handle in a minute; as many may
+	// come at once. Beyond that its changes wait.
+	// +kubebuilder:default=20000
+	// +kubebuilder:validation:Minimum=60
+	// +kubebuilder:validation:Maximum=1000000
+	ChangesPerMinute int64 `json:"changesPerMinute,omitempty"`
 }
 
 // MemberBlocks are the blocks from which one member allocates ClusterSetIPs.

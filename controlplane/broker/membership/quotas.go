@@ -3,6 +3,7 @@ package membership
 import (
 	"context"
 	"fmt"
+	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -12,7 +13,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// QuotaUse is what a member uses of one of its quotas.
+// QuotaUse is what a member uses of one of its quotas. Of changesPerMinute that is how many of its objects changed within the
+// last minute.
 type QuotaUse struct {
 	Kind    string `json:"kind"`
 	Used    int    `json:"used"`
@@ -30,10 +32,14 @@ func Quotas(ctx context.Context, broker client.Client, namespace string) (map[st
 		return nil, err
 	}
 	limits := quota.Limits(config.Spec.Quotas)
-	records := map[string][]quota.Record{}
+	records, changes := map[string][]quota.Record{}, map[string]int{}
+	lastMinute := time.Now().Add(-time.Minute)
 	err = pages(ctx, broker, namespace, &v1alpha1.ExportRecordList{}, func(list *v1alpha1.ExportRecordList) {
 		for i := range list.Items {
 			r := &list.Items[i]
+			if changedAfter(r, lastMinute) {
+				changes[r.Spec.ClusterID]++
+			}
 			if e, _, err := mcs.ParseRecord(r); err == nil && r.Spec.WithdrawnAt == nil {
 				records[r.Spec.ClusterID] = append(records[r.Spec.ClusterID], quota.RecordOf(e, r.CreationTimestamp.Time))
 			}
@@ -47,6 +53,9 @@ func Quotas(ctx context.Context, broker client.Client, namespace string) (map[st
 		for i := range list.Items {
 			p := mcs.Pack(&list.Items[i])
 			slices[string(p.Owner)] = append(slices[string(p.Owner)], quota.SliceOf(p))
+			if changedAfter(&list.Items[i], lastMinute) {
+				changes[string(p.Owner)]++
+			}
 		}
 	})
 	if err != nil {
@@ -58,8 +67,19 @@ func Quotas(ctx context.Context, broker client.Client, namespace string) (map[st
 		for _, k := range quota.Kinds() {
 			uses[m.ClusterID] = append(uses[m.ClusterID], QuotaUse{string(k), v.Used.Get(k), limits.Get(k), v.Waiting[k]})
 		}
+		uses[m.ClusterID] = append(uses[m.ClusterID], QuotaUse{Kind: "changesPerMinute", Used: changes[m.ClusterID], Limit: quota.ChangesPerMinute(config.Spec.Quotas)})
 	}
 	return uses, nil
+}
+
+// changedAfter reports whether an object was written after t, on the broker's clock.
+func changedAfter(obj client.Object, t time.Time) bool {
+	for _, f := range obj.GetManagedFields() {
+		if f.Time != nil && f.Time.After(t) {
+			return true
+		}
+	}
+	return false
 }
 
 // pages reads a list from the broker and calls visit with each page.

@@ -46,6 +46,7 @@ func TestQuotas(t *testing.T) {
 		{"slices", 0, 20_000, 0},
 		{"endpoints", 0, 200_000, 0},
 		{"metadataBytes", 16, 32 << 20, 0},
+		{"changesPerMinute", 3, 20_000, 0},
 	}
 	if !slices.Equal(uses["a"], want) {
 		t.Errorf("a uses %v, want %v", uses["a"], want)

@@ -126,7 +126,8 @@ func (b *Broker) Restore(ctx context.Context, name clusterset.ServiceName, ips [
 // complete sets the addresses and the choice of want where the aggregate has none.
 func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1beta1.ServiceImport, want clusterset.Aggregate) (clusterset.Aggregate, error) {
 	addresses := lacksAddresses(have, want) && len(si.Spec.IPs) == 0
-	choice := lacksChoice(have, want)
+	// Addresses replace a choice against them: it was no exporter's, or the exporters would not want addresses.
+	choice := lacksChoice(have, want) || addresses && have.UseIP == clusterset.Disabled
 	if !addresses && !choice {
 		return have, nil
 	}

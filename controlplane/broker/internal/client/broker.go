@@ -74,6 +74,7 @@ type Broker struct {
 	registry    registry
 	sliceEvents sliceEvents
 	quotas      *quotas
+	pacer       *pacer
 	changes     objectcache.Trigger
 	exportsOf   *withdrawal.Guard[clusterset.ServiceName] // records
 	slicesOf    *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
@@ -115,7 +116,7 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register the broker's kinds: %w", err)
 	}
-	b := &Broker{cfg: cfg, quotas: newQuotas(cfg.Self)}
+	b := &Broker{cfg: cfg, quotas: newQuotas(cfg.Self), pacer: newPacer()}
 	b.registry.log = cfg.Log
 	b.cluster, err = cluster.New(cfg.REST, func(o *cluster.Options) {
 		o.Scheme = scheme
@@ -155,19 +156,25 @@ func (b *Broker) createCaches(scheme *runtime.Scheme) error {
 		Compact: func(obj client.Object) *record { return b.arriveRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
 		Index:   func(r *record) (clusterset.ServiceName, bool) { return r.service, r.service.Name != "" },
 		Before:  b.recordChanges,
-		After:   func(was, is *record, _ bool) { b.changes.Send(objectcache.Either(was, is).service) },
+		After: func(was, is *record, listed bool) {
+			r := objectcache.Either(was, is)
+			b.changed(r.owner, r.service, listed)
+		},
 	})
 	b.slices, errs[1] = objectcache.New(scheme, objectcache.Config[*mcs.Packed, clusterset.ServiceName]{
 		Source:  objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Namespace: b.cfg.Namespace},
 		Compact: func(obj client.Object) *mcs.Packed { return b.arriveSlice(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
 		Index:   func(p *mcs.Packed) (clusterset.ServiceName, bool) { return p.Service, p.Service.Name != "" },
 		Before:  b.sliceChanges,
-		After:   func(was, is *mcs.Packed, _ bool) { b.changes.Send(objectcache.Either(was, is).Service) },
+		After: func(was, is *mcs.Packed, listed bool) {
+			p := objectcache.Either(was, is)
+			b.changed(p.Owner, p.Service, listed)
+		},
 	})
 	b.aggregates, errs[2] = objectcache.New(scheme, objectcache.Config[*aggregate, clusterset.ServiceName]{
 		Source:  objectcache.Source{Object: &v1beta1.ServiceImport{}, Namespace: b.cfg.Namespace},
 		Compact: func(obj client.Object) *aggregate { return compactAggregate(obj.(*v1beta1.ServiceImport)) }, //nolint:forcetypeassert // Object says so
-		After:   func(was, is *aggregate, _ bool) { b.changes.Send(objectcache.Either(was, is).Service) },
+		After:   func(was, is *aggregate, listed bool) { b.changed("", objectcache.Either(was, is).Service, listed) },
 	})
 	return errors.Join(errs[:]...)
 }
@@ -226,6 +233,7 @@ func (b *Broker) Start(ctx context.Context) error {
 	group.Go(func() error { return b.slicesOf.Run(ctx) })
 	group.Go(func() error { return b.cluster.Start(ctx) })
 	group.Go(func() error { return b.runQuotas(ctx) })
+	group.Go(func() error { return b.runPacer(ctx) })
 	group.Go(func() error { return b.records.Run(ctx, b.client) })
 	group.Go(func() error { return b.slices.Run(ctx, b.client) })
 	group.Go(func() error { return b.aggregates.Run(ctx, b.client) })

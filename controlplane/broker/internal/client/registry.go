@@ -100,6 +100,7 @@ func (b *Broker) member(obj *v1alpha1.Member, first bool) {
 		b.slicesOf.Forget(m.ID)
 		b.sliceEvents.left(m.ID)
 		b.quotas.left(m.ID)
+		b.changes.Send(b.pacer.forget(m.ID)...)
 		refused.DeletePartialMatch(prometheus.Labels{"source_cluster": string(m.ID)})
 		propagation.Forget(m.ID)
 		b.cfg.Left(m.ID, true)
@@ -123,6 +124,7 @@ func (b *Broker) memberDeleted(obj *v1alpha1.Member) {
 
 func (b *Broker) config(obj *v1alpha1.ClusterSetConfig, _ bool) {
 	b.quotas.setLimits(quota.Limits(obj.Spec.Quotas))
+	b.pacer.setLimit(quota.ChangesPerMinute(obj.Spec.Quotas))
 	ranges, err := mcs.Prefixes("spec.clustersetIPCIDRRange", obj.Spec.ClusterSetIPCIDRRange)
 	if err != nil {
 		b.cfg.Log.Error("the ClusterSetConfig is invalid; correct it with isthmusctl deploy-broker", "err", err)

@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -381,10 +382,9 @@ func (r *Reconciler) exports(e clusterset.Export, agreed clusterset.Aggregate) (
 		e.IPs, e.AgreedIP = exports[i].IPs, exports[i].AgreedIP
 		exports[i] = e
 	}
-	if decided := agreed.Decided(); decided != clusterset.Unknown {
-		for i := range exports {
-			exports[i].AgreedIP = decided
-		}
+	if !agreed.Settle(exports) {
+		r.Log.Warn("the choice of a ClusterSetIP in an aggregate on the broker is ignored: no exporter asks for that",
+			"namespace", e.Service.Namespace, "service", e.Service.Name, "annotation", v1alpha1.AnnotationUseClusterSetIP, "value", agreed.Decided().String())
 	}
 	return exports, e
 }

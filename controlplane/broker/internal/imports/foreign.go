@@ -2,6 +2,7 @@ package imports
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -19,8 +20,12 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
 )
 
-// reasonForeignImport is the reason of the event on a ServiceImport that prevents an import.
-const reasonForeignImport = "ForeignServiceImport"
+// Reasons of events: on a ServiceImport that prevents an import, and on one of Isthmus that lacks endpoints because an
+// EndpointSlice of another controller has the name of its slice.
+const (
+	reasonForeignImport = "ForeignServiceImport"
+	reasonForeignSlice  = "ForeignEndpointSlice"
+)
 
 var foreignCount = prometheus.NewGauge(prometheus.GaugeOpts{
 	Name: "isthmus_controller_foreign_imports",
@@ -81,8 +86,28 @@ func createSlice(ctx context.Context, c client.Client, obj client.Object, keep .
 		if managedBy == v1alpha1.ManagedBy || sameOwner(existing.GetOwnerReferences(), obj.GetOwnerReferences()) {
 			return nil
 		}
-		return fmt.Errorf("another controller's EndpointSlice has the name, and is left alone: it is managed by %q; delete it", managedBy)
+		return &foreignSliceError{obj.GetName(), managedBy}
 	}, keep...)
+}
+
+// foreignSliceError says that another controller's EndpointSlice has the name of an imported one.
+type foreignSliceError struct{ slice, managedBy string }
+
+func (e *foreignSliceError) Error() string {
+	return fmt.Sprintf("EndpointSlice %s belongs to another controller, and is left alone: it is managed by %q; delete it", e.slice, e.managedBy)
+}
+
+// reportForeignSlice sends an event on the ServiceImport of a slice if err is a foreignSliceError. Repeated events are counted
+// in one.
+func (r *Reconciler) reportForeignSlice(es *discoveryv1.EndpointSlice, err error) {
+	if foreign := (*foreignSliceError)(nil); !errors.As(err, &foreign) || len(es.OwnerReferences) == 0 {
+		return
+	}
+	owner := es.OwnerReferences[0]
+	r.Events.Eventf(&v1beta1.ServiceImport{
+		TypeMeta:   metav1.TypeMeta{APIVersion: owner.APIVersion, Kind: owner.Kind},
+		ObjectMeta: metav1.ObjectMeta{Namespace: es.Namespace, Name: owner.Name, UID: owner.UID},
+	}, nil, corev1.EventTypeWarning, reasonForeignSlice, "Import", "endpoints of cluster %s are missing: %v", sourceOf(es), err)
 }
 
 // sameOwner reports whether the first owners are the same object.

@@ -294,11 +294,7 @@ func (r *Reconciler) merged(exports []clusterset.Export, have observed) (cluster
 	if err != nil {
 		return clusterset.Import{}, err
 	}
-	if decided := agreed.Decided(); decided != clusterset.Unknown {
-		for i := range exports {
-			exports[i].AgreedIP = decided
-		}
-	}
+	agreed.Settle(exports)
 	imp, _ := r.Policy.Merge(exports)
 	switch {
 	case len(agreed.IPs) > 0:
@@ -463,6 +459,7 @@ func (r *Reconciler) writeSlice(ctx context.Context, name clusterset.ServiceName
 		err = write(ctx, r.Client, es, keptAnnotations...)
 	}
 	if err != nil {
+		r.reportForeignSlice(es, err)
 		return err
 	}
 	r.local.wroteSlice(compactSlice(es))

@@ -91,6 +91,15 @@ func Limits(q *v1alpha1.Quotas) Amounts {
 	return limits
 }
 
+// ChangesPerMinute returns how many changes of a member's objects the other members handle in a minute, and at once. It is no
+// amount: beyond it nothing is refused, and changes wait.
+func ChangesPerMinute(q *v1alpha1.Quotas) int {
+	if q == nil || q.ChangesPerMinute == 0 {
+		return 20_000
+	}
+	return int(q.ChangesPerMinute)
+}
+
 // Plus returns a with b added; PortsPerService is the larger of the two.
 func (a Amounts) Plus(b Amounts) Amounts {
 	return Amounts{
