@@ -5,6 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -48,6 +52,45 @@ func TestPacer(t *testing.T) {
 	}
 	if !p.pass("east", webService(0), start.Add(time.Hour)) {
 		t.Error("a member that is no longer too fast is delayed")
+	}
+}
+
+// Records that a member changes too fast are read at once and reconciled later. Those of a list, of another member and of this
+// member itself are not delayed.
+func TestFloodIsDelayed(t *testing.T) {
+	q := newQuotaBroker(t, quota.Defaults())
+	q.pacer.setLimit(60)
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+	defer queue.ShutDown()
+	if err := q.changes.Source(func() []clusterset.ServiceName { return nil }).Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	const flood = 100
+	var listed []any
+	for n := range flood {
+		listed = append(listed, q.record("east", n, 1, 1))
+	}
+	if err := q.records.Replace(listed, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if n := queue.Len(); n != flood {
+		t.Errorf("of a list with %d Services %d are reconciled", flood, n)
+	}
+	for n := range flood {
+		q.send(q.record("east", flood+n, 1, 1))
+	}
+	if n := queue.Len(); n != flood+60 {
+		t.Errorf("of %d changes %d are handled at once, want 60", flood, n-flood)
+	}
+	if n := len(q.Exports(webService(2*flood - 1))); n != 1 {
+		t.Errorf("a delayed record is not read")
+	}
+	q.send(q.record("north", 1000, 1, 1), q.record("west", 1001, 1, 1))
+	if n := queue.Len(); n != flood+62 {
+		t.Errorf("%d of two changes of other members are handled at once", n-flood-60)
+	}
+	if names, left := q.pacer.due(time.Now().Add(time.Hour)); len(names) != flood-60 || left {
+		t.Errorf("%d Services are due after an hour, want %d; others are left: %t", len(names), flood-60, left)
 	}
 }
 
