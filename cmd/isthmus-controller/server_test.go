@@ -33,7 +33,7 @@ func TestStart(t *testing.T) {
 	cfg := apitest.StartEmpty(t)
 	broker := unusedAddress(t)
 	s := settings{
-		kubeconfig:       kubeconfig(t, &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}, &clientcmdapi.AuthInfo{ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData}, ""),
+		kubeconfig:       kubeconfig(t, &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}, &clientcmdapi.AuthInfo{Token: cfg.BearerToken}, ""),
 		brokerKubeconfig: kubeconfig(t, &clientcmdapi.Cluster{Server: "http://" + broker}, &clientcmdapi.AuthInfo{Token: "t"}, "isthmus-broker"),
 		namespace:        "isthmus-system", listen: unusedAddress(t), logFormat: "text", logLevel: slog.LevelError,
 		federation: true, // without a Federation, which does not affect readiness

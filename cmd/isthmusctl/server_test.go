@@ -118,8 +118,8 @@ func startServer(script *testscript.Env) error {
 	return clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: cfg.Host, CertificateAuthorityData: cfg.CAData}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{
-			"admin":  {ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData},
-			"nobody": {ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData, Impersonate: "nobody"},
+			"admin":  {Token: cfg.BearerToken},
+			"nobody": {Token: cfg.BearerToken, Impersonate: "nobody"},
 		},
 		Contexts: map[string]*clientcmdapi.Context{
 			"admin": {Cluster: "c", AuthInfo: "admin"}, "nobody": {Cluster: "c", AuthInfo: "nobody"},

@@ -19,8 +19,9 @@ const spawnedPod = "ISTHMUS_TEST_SUPERVISOR"
 
 // local is the standard input of a spawned process: the configuration of an administrator of its own API server.
 type local struct {
-	Host          string
-	CA, Cert, Key []byte
+	Host  string
+	CA    []byte
+	Token string
 }
 
 // spawn runs a supervisor as a separate process and returns a function that kills it. It ends with the test at the latest.
@@ -46,7 +47,7 @@ func (w *testbed) spawn(id clusterset.ClusterID, pod string) (kill func()) {
 	}
 	w.t.Cleanup(kill)
 	c := servers[id].Config(w.t)
-	if err := json.NewEncoder(stdin).Encode(local{c.Host, c.CAData, c.CertData, c.KeyData}); err != nil {
+	if err := json.NewEncoder(stdin).Encode(local{c.Host, c.CAData, c.BearerToken}); err != nil {
 		w.t.Fatal(err)
 	}
 	return kill
@@ -64,7 +65,7 @@ func spawned(pod string) {
 		defer end()
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	}()
-	f, err := newFederation(&rest.Config{Host: c.Host, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA, CertData: c.Cert, KeyData: c.Key}}, pod, slog.New(slog.DiscardHandler))
+	f, err := newFederation(&rest.Config{Host: c.Host, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, BearerToken: c.Token}, pod, slog.New(slog.DiscardHandler))
 	if err == nil {
 		err = f.Run(ctx)
 	}

@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/tools/apiserver/pki"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/process"
@@ -59,10 +58,9 @@ type Server struct {
 	etcdFlags []string
 	apiFlags  []string
 	host      string
-	ca        []byte     // PEM
-	admin     certs.Pair // the administrator's client certificate
-	tokens    map[string]string
-	http      *http.Client // the administrator's
+	ca        []byte            // PEM
+	tokens    map[string]string // by user
+	http      *http.Client      // the administrator's
 
 	etcd, api *process.Process
 }
@@ -133,10 +131,9 @@ func (s *Server) writeCredentials(address netip.Addr) error {
 	if err := authority.WriteServer(address); err != nil {
 		return err
 	}
-	if s.admin, err = authority.Client(Admin, pki.Masters); err != nil {
-		return err
-	}
+	s.tokens[Admin] = rand.Text()
 	var tokens strings.Builder
+	fmt.Fprintf(&tokens, "%s,%s,%s,%s\n", s.tokens[Admin], Admin, Admin, pki.Masters)
 	for i, user := range s.cfg.Users {
 		s.tokens[user] = rand.Text()
 		fmt.Fprintf(&tokens, "%s,%s,%d\n", s.tokens[user], user, i)
@@ -233,13 +230,7 @@ func (s *Server) startAgain(ctx context.Context) error {
 
 // As returns the client configuration of a user, without a rate limit. The caller may change it.
 func (s *Server) As(user string) *rest.Config {
-	cfg := &rest.Config{Host: s.host, TLSClientConfig: rest.TLSClientConfig{CAData: s.ca}, QPS: -1}
-	if user == Admin {
-		cfg.CertData, cfg.KeyData = s.admin.Cert, s.admin.Key
-	} else {
-		cfg.BearerToken = s.tokens[user]
-	}
-	return cfg
+	return &rest.Config{Host: s.host, TLSClientConfig: rest.TLSClientConfig{CAData: s.ca}, BearerToken: s.tokens[user], QPS: -1}
 }
 
 // Address is the host and port of the server.
@@ -252,12 +243,9 @@ func (s *Server) EtcdURL() string { return s.etcdURL }
 // namespace is the context's default.
 func (s *Server) WriteKubeconfig(path, user, address, namespace string) error {
 	const name = "scale"
-	as := s.As(user)
 	err := clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters: map[string]*clientcmdapi.Cluster{name: {Server: "https://" + address, CertificateAuthorityData: s.ca}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{
-			name: {Token: as.BearerToken, ClientCertificateData: as.CertData, ClientKeyData: as.KeyData},
-		},
+		Clusters:       map[string]*clientcmdapi.Cluster{name: {Server: "https://" + address, CertificateAuthorityData: s.ca}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{name: {Token: s.tokens[user]}},
 		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: name, Namespace: namespace}},
 		CurrentContext: name,
 	}, path)

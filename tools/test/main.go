@@ -1,5 +1,5 @@
 // Test runs every test of the repository. It first installs and builds the programs that tests need. Packages that bring up
-// labs (real clusters) run after most others. The report ends with the slowest packages and tests and a line of counts:
+// labs (real clusters) run one at a time, and the others beside them. The report ends with the slowest packages and tests and a line of counts:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test -unit                # tests that need neither privileges nor an API server
@@ -46,20 +46,16 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// labs are the packages whose tests bring up labs. They run after the others: a lab on a busy machine is slow, and the inotify
-// instances of a machine (fs.inotify.max_user_instances, often 128) suffice for two labs or for the API servers of all other
-// tests.
+// labs are the packages whose tests bring up labs, the longest one first. They run one at a time: the inotify instances of a
+// machine (fs.inotify.max_user_instances, often 128) suffice for one lab and the API servers of a few other packages.
 var labs = []string{module + "e2e", module + "tools/lab/cluster"}
 
-// besideLabs are packages that run beside labs: they take long, use little CPU time, because they wait for Leases to expire,
-// and start few API servers.
-var besideLabs = []string{module + "controlplane/federation"}
-
-// long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
-// long package alone.
+// long are the other packages that start first, the longest one first, so that the run does not end with one long package
+// alone.
 var long = []string{
-	module + "controlplane/broker", module + "tools/bench/dataplane", module + "controlplane/broker/membership", module + "cmd/isthmusctl", module + "tools/kernels",
-	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "e2e/bystanders", module + "tools/scale/simulation",
+	module + "controlplane/federation", module + "controlplane/broker", module + "tools/bench/dataplane", module + "tools/bench/federation", module + "controlplane/broker/membership",
+	module + "tools/neutron", module + "e2e/bystanders", module + "cmd/isthmusctl", module + "tools/kernels", module + "bpf/datapath", module + "bpf", module + "gateway/bgp",
+	module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
@@ -160,25 +156,28 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 		if soak > 0 && round == 0 { // one round with production values is enough
 			env = append(slices.Clone(env), fullLength)
 		}
-		if err := runPhases(ctx, r, env, args, packages); err != nil {
+		if err := runPackages(ctx, r, env, args, packages); err != nil {
 			return err
 		}
 	}
 	return verdict(r, strict)
 }
 
-// runPhases runs packages in two phases, the second one with the labs.
-func runPhases(ctx context.Context, r *report.Report, env, args, packages []string) error {
-	first, second := split(packages)
-	step("test %d packages", len(first))
-	// More packages than CPUs: many tests wait.
-	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, first)); err != nil {
-		return err
-	}
-	return testOnLabs(ctx, r, env, args, second)
+// runPackages runs the packages on labs, and beside them the others. Labs have the CPUs first: the others have less to wait
+// for.
+func runPackages(ctx context.Context, r *report.Report, env, args, packages []string) error {
+	onLabs, others := split(packages)
+	step("test %d packages, %d of them on labs", len(packages), len(onLabs))
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { return testOnLabs(ctx, r, env, args, onLabs) })
+	running.Go(func() error {
+		// More packages than CPUs: many tests wait.
+		return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+2)}, others), "nice", "-n", "10")
+	})
+	return running.Wait()
 }
 
-// testOnLabs tests the packages of the second phase while no other run on this machine does the same.
+// testOnLabs tests the packages on labs while no other run on this machine does the same.
 func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	if len(packages) == 0 {
 		return nil
@@ -188,8 +187,7 @@ func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []str
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	step("test %d packages, on labs or beside them", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=2", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=1", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
@@ -246,22 +244,18 @@ func withTests(ctx context.Context, packages []string) ([]string, error) {
 	return strings.Fields(string(out)), nil
 }
 
-// split divides packages into the two phases, each in the order to start them. Without labs there is one phase.
-func split(packages []string) (first, second []string) {
-	onLab := func(pkg string) bool { return slices.Contains(labs, pkg) }
-	haveLabs := slices.ContainsFunc(packages, onLab)
+// split divides packages into those on labs and the others, each in the order to start them.
+func split(packages []string) (onLabs, others []string) {
 	for _, pkg := range packages {
-		if onLab(pkg) || haveLabs && slices.Contains(besideLabs, pkg) {
-			second = append(second, pkg)
+		if slices.Contains(labs, pkg) {
+			onLabs = append(onLabs, pkg)
 		} else {
-			first = append(first, pkg)
+			others = append(others, pkg)
 		}
 	}
-	slices.SortStableFunc(first, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
-	// Two packages run at a time, so the other lab is down before the packages beside labs start their API servers.
-	order := slices.Concat(labs, besideLabs)
-	slices.SortFunc(second, func(a, b string) int { return cmp.Compare(rank(order, a), rank(order, b)) })
-	return first, second
+	slices.SortFunc(onLabs, func(a, b string) int { return cmp.Compare(rank(labs, a), rank(labs, b)) })
+	slices.SortStableFunc(others, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
+	return onLabs, others
 }
 
 // rank is a package's place in order, or after its end.
@@ -272,8 +266,9 @@ func rank(order []string, pkg string) int {
 	return len(order)
 }
 
-// goTest runs go with args, which end with full import paths. Failed tests are in the report, so they are no error.
-func goTest(ctx context.Context, r *report.Report, env, args []string) error {
+// goTest runs go with args, which end with full import paths, by the command and arguments of by, if there are any. Failed
+// tests are in the report, so they are no error.
+func goTest(ctx context.Context, r *report.Report, env, args []string, by ...string) error {
 	if !strings.HasPrefix(args[len(args)-1], module) {
 		return nil // without a package, go would test the current folder
 	}
@@ -282,7 +277,8 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 		return err
 	}
 	defer read.Close()
-	cmd := exec.CommandContext(ctx, "go", args...)
+	command := slices.Concat(by, []string{"go"}, args)
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, write, write
 	// Tests receive an interrupt too and take their clusters down, which takes time.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -293,13 +289,12 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if err := write.Close(); err != nil { // go holds the other end now
 		return err
 	}
-	failed := r.Failed
-	readErr := r.Read(read)
+	failed, readErr := r.Read(read)
 	err = cmd.Wait()
 	switch exit := (*exec.ExitError)(nil); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, &exit) && r.Failed > failed:
+	case errors.As(err, &exit) && failed > 0:
 		return readErr
 	case err != nil:
 		return fmt.Errorf("go test: %w", err)

@@ -186,7 +186,7 @@ func startTypeChecker(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: "https://" + strings.TrimPrefix(admin.Host, "https://"), CertificateAuthorityData: admin.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificateData: admin.CertData, ClientKeyData: admin.KeyData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: admin.BearerToken}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
 		CurrentContext: "x",
 	}, kubeconfig); err != nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
@@ -38,7 +39,8 @@ type took struct {
 	seconds float64
 }
 
-// Report follows test runs. Make one with New, feed it with Read as often as there are runs.
+// Report follows test runs. Make one with New, feed it with Read as often as there are runs, also with several at a time. Its
+// counts are complete when all have ended.
 type Report struct {
 	// Passed, Failed and Skipped count tests. A test with subtests is not counted beside them, unless it
 	// fails by itself. A package that fails outside of its tests counts as one failed test.
@@ -48,6 +50,7 @@ type Report struct {
 	// Unreached names the tests that passed without reaching a line of docs/conformance.md that they name.
 	Unreached []string
 
+	mu      sync.Mutex
 	took    []took // packages and tests, of all runs
 	out     io.Writer
 	said    map[key][]string // output of tests that have not passed
@@ -66,26 +69,36 @@ func New(out io.Writer) *Report {
 	}
 }
 
-// Read follows one run until its output ends. Lines that are no events are shown as they are.
-func (r *Report) Read(from io.Reader) error {
+// Read follows one run until its output ends, and returns how many of its tests failed. Lines that are no events are shown as
+// they are.
+func (r *Report) Read(from io.Reader) (failed int, err error) {
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if len(line) > 0 {
-			var e event
-			if json.Unmarshal(line, &e) != nil {
-				fmt.Fprintf(r.out, "%s", line)
-			} else {
-				r.take(e)
-			}
+			failed += r.line(line)
 		}
 		if err == io.EOF {
-			return nil
+			return failed, nil
 		}
 		if err != nil {
-			return fmt.Errorf("read the output of go test: %w", err)
+			return failed, fmt.Errorf("read the output of go test: %w", err)
 		}
 	}
+}
+
+// line takes one line of a run, and returns how many tests it says failed.
+func (r *Report) line(line []byte) (failed int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was := r.Failed
+	var e event
+	if json.Unmarshal(line, &e) != nil {
+		fmt.Fprintf(r.out, "%s", line)
+	} else {
+		r.take(e)
+	}
+	return r.Failed - was
 }
 
 func (r *Report) take(e event) {

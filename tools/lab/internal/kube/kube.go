@@ -71,7 +71,7 @@ func (p Plan) Store() []supervisor.Component {
 	}
 	cidrs := p.Cluster.ServiceCIDRs()
 	server := apiserver.Flags{
-		Etcd: etcd.URL(), Advertise: p.Cluster.Machine().IPv4, Port: 6443, ServiceCIDRs: cidrs[:], PKI: p.PKI,
+		Etcd: etcd.URL(), Advertise: p.Cluster.Machine().IPv4, Port: 6443, ServiceCIDRs: cidrs[:], PKI: p.PKI, ClientCA: pki.File(p.PKI, pki.CA),
 		Issuer: "https://kubernetes.default.svc.cluster.local", Authorization: "Node,RBAC",
 		More: []string{
 			"--v=1",
