@@ -196,7 +196,7 @@ func (w *testbed) startWith(s Settings, k *crasher) {
 		},
 	}))
 	w.worker = &worker{
-		settings: s, namespace: w.ns, client: api, live: api, cloud: killableCloud{w.cloud, k}, agents: killableAgents{w.gateways, k},
+		settings: s, namespace: w.ns, managedBy: []string{"isthmus.dev", "federation.isthmus.dev"}, client: api, live: api, cloud: killableCloud{w.cloud, k}, agents: killableAgents{w.gateways, k},
 		probes: probes.New(w.t.Context(), probes.Config{Changed: func() {}}),
 		events: recorder{w}, log: slog.New(slog.DiscardHandler), requeue: func(n types.NamespacedName) { w.requeued = append(w.requeued, n) },
 	}
