@@ -16,8 +16,8 @@ import (
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
-	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
@@ -38,7 +38,7 @@ type Config struct {
 
 	// Source is the source of snapshots: "kubernetes", or "dir:PATH" for a folder of manifests.
 	Source string
-	// Imports is importsIsthmus or importsAny; "" is importsIsthmus in a cluster and importsAny for a folder.
+	// Imports is writers.Isthmus or writers.Any; "" is writers.Isthmus in a cluster and writers.Any for a folder.
 	Imports string
 	// ClusterID, Zone and Ranges are read from the API server if they are empty. Namespace holds the registration of this
 	// member.
@@ -114,14 +114,10 @@ func (c *Config) Validate() error {
 	if standalone && folder == "" || !standalone && c.Source != sourceKubernetes {
 		faults = append(faults, fmt.Errorf("--source=%s is unknown; use kubernetes, or dir:PATH with the folder of the manifests", c.Source))
 	}
-	switch c.Imports {
-	case "", importsAny:
-	case importsIsthmus:
-		if standalone {
-			faults = append(faults, errors.New("--imports=isthmus does not apply to a folder of manifests; omit it"))
-		}
-	default:
-		faults = append(faults, fmt.Errorf("--imports=%s is unknown; use isthmus or any", c.Imports))
+	if _, err := writers.ManagedBy(cmp.Or(c.Imports, c.imports())); err != nil {
+		faults = append(faults, err)
+	} else if standalone && c.Imports == writers.Isthmus {
+		faults = append(faults, errors.New("--imports=isthmus does not apply to a folder of manifests; omit it"))
 	}
 	if c.NodeName == "" && !standalone {
 		faults = append(faults, errors.New("no node name; set --node-name or the environment variable NODE_NAME"))
@@ -164,26 +160,12 @@ func (c *Config) agent() agent.Config {
 // sourceKubernetes is the source of an agent in a cluster.
 const sourceKubernetes = "kubernetes"
 
-// The objects that an agent serves.
-const (
-	importsIsthmus = "isthmus"
-	importsAny     = "any"
-)
-
 // imports returns Imports or its default.
 func (c *Config) imports() string {
 	if _, standalone := c.folder(); standalone {
-		return importsAny
+		return writers.Any
 	}
-	return cmp.Or(c.Imports, importsIsthmus)
-}
-
-// managedBy returns the writers of the objects to serve; none for all.
-func (c *Config) managedBy() []string {
-	if c.imports() == importsAny {
-		return nil
-	}
-	return []string{v1alpha1.ManagedBy, federationv1alpha1.ManagedBy}
+	return cmp.Or(c.Imports, writers.Isthmus)
 }
 
 // folder returns the folder of manifests, and whether the source is one.

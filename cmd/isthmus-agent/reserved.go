@@ -12,6 +12,8 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 )
 
 // The agent believes the labels by which the controllers of Isthmus mark their objects, so it reads whether an admission policy
@@ -44,7 +46,7 @@ type reservedLabels struct {
 
 // newReservedLabels returns nil if the agent does not rely on the policy.
 func newReservedLabels(cfg *Config, server rest.Interface, log *slog.Logger) *reservedLabels {
-	if server == nil || cfg.imports() == importsAny {
+	if server == nil || cfg.imports() == writers.Any {
 		return nil
 	}
 	return &reservedLabels{server: server, log: log}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 )
 
@@ -81,7 +82,7 @@ func TestReservedLabels(t *testing.T) {
 // Without an API server, or when the objects of all writers count, there is nothing to reserve.
 func TestReservedLabelsUnused(t *testing.T) {
 	for _, r := range []*reservedLabels{
-		newReservedLabels(&Config{Source: "dir:/x"}, nil, nil), newReservedLabels(&Config{Source: sourceKubernetes, Imports: importsAny}, &rest.RESTClient{}, nil),
+		newReservedLabels(&Config{Source: "dir:/x"}, nil, nil), newReservedLabels(&Config{Source: sourceKubernetes, Imports: writers.Any}, &rest.RESTClient{}, nil),
 	} {
 		var s status.Agent
 		if reportReserved(&s, r); r != nil || s.View.LabelsReserved != nil || len(s.MissingCapabilities) != 0 {

@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
+	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/controlplane/view"
@@ -166,7 +167,11 @@ func (c components) setTopology(ctx context.Context, t agent.Topology) error {
 
 // newView returns the source of snapshots: the API server, or a folder of manifests.
 func (c components) newView(sinks map[string]view.Sink) (*view.View, error) {
-	cfg := view.Config{Sinks: sinks, ManagedBy: c.cfg.managedBy(), Log: c.log.With("component", "view")}
+	managedBy, err := writers.ManagedBy(c.cfg.imports())
+	if err != nil {
+		return nil, err
+	}
+	cfg := view.Config{Sinks: sinks, ManagedBy: managedBy, Log: c.log.With("component", "view")}
 	if folder, standalone := c.cfg.folder(); standalone {
 		return view.NewFolder(cfg, folder)
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
@@ -189,7 +190,7 @@ func (w *topologyWatcher) lookAddresses(ctx context.Context, t *agent.Topology, 
 		err = w.addresses.readMember(ctx, w.server, w.cfg.Namespace, t.Node.Cluster)
 	}
 	t.Own = w.addresses.own()
-	if len(w.cfg.Ranges) > 0 || w.cfg.imports() == importsAny {
+	if len(w.cfg.Ranges) > 0 || w.cfg.imports() == writers.Any {
 		if !errors.Is(err, errNotYet) && !apierrors.IsNotFound(err) {
 			note(own, err)
 		}

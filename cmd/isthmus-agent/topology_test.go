@@ -20,6 +20,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
@@ -104,8 +105,8 @@ func TestTopologyLookup(t *testing.T) {
 			cfg: Config{ClusterID: "x", Zone: "y", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true}, objects: all,
 			want: agent.Topology{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: prefixes("244.0.0.0/8")}, asked: 3,
 		},
-		"any imports, without a range": {cfg: Config{Imports: importsAny}, objects: all, want: agent.Topology{Node: node}, asked: 4},
-		"any imports, no member":       {cfg: Config{Imports: importsAny}, objects: with(memberPath, "404"), want: agent.Topology{Node: node}, asked: 4},
+		"any imports, without a range": {cfg: Config{Imports: writers.Any}, objects: all, want: agent.Topology{Node: node}, asked: 4},
+		"any imports, no member":       {cfg: Config{Imports: writers.Any}, objects: with(memberPath, "404"), want: agent.Topology{Node: node}, asked: 4},
 		"not a member":                 {objects: map[string]string{nodePath: `{}`}, want: agent.Topology{Node: lb.Node{Name: "n1"}}, missing: "--cluster-id", asked: 4},
 		"no registration":              {objects: with(memberPath, "404"), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", asked: 5},
 		"forbidden":                    {objects: with(nodePath, "403"), want: agent.Topology{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, missing: "zone", asked: 5},

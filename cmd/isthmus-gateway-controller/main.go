@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
+	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/controller"
@@ -36,6 +37,7 @@ type settings struct {
 	kubeconfig string
 	namespace  string
 	config     string
+	imports    string
 	cloud      string
 	clouds     string
 	timeout    time.Duration
@@ -85,6 +87,7 @@ not answer, everything stays as it is.`,
 	f.StringVar(&s.certs.Cert, "cert", "/etc/isthmus/gateway/certs/tls.crt", "certificate that authenticates the controller to gateways; isthmusctl gateway certs makes it")
 	f.StringVar(&s.certs.Key, "key", "/etc/isthmus/gateway/certs/tls.key", "private key of the certificate")
 	f.StringVar(&s.certs.CA, "ca", "/etc/isthmus/gateway/certs/ca.crt", "certificates of the authority that signs the gateways' certificates")
+	f.StringVar(&s.imports, "imports", writers.Isthmus, "EndpointSlices of ServiceImports to use: isthmus, those that controllers of Isthmus wrote, or any, those of every MCS implementation")
 	f.DurationVar(&s.resync, "resync", controller.DefaultResync, "time between two full syncs, which also undo manual changes in the cloud")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.GatewayControllerPort), "address of /healthz, /readyz and /metrics")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
@@ -99,11 +102,15 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	managedBy, err := writers.ManagedBy(s.imports)
+	if err != nil {
+		return err
+	}
 	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return err
 	}
-	c := controller.Config{Local: local, Namespace: s.namespace, Resync: s.resync, Log: log}
+	c := controller.Config{Local: local, Namespace: s.namespace, ManagedBy: managedBy, Resync: s.resync, Log: log}
 	if c.Settings, err = readSettings(s.config); err != nil {
 		return err
 	}

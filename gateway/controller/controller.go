@@ -37,7 +37,8 @@ type agentClients interface {
 // worker is the single worker with its state. It is for one goroutine.
 type worker struct {
 	settings  Settings
-	namespace string // of Secrets with passwords
+	namespace string   // of Secrets with passwords
+	managedBy []string // see Config
 	client    client.Client
 	live      client.Reader // not cached
 	cloud     Cloud         // nil without OpenStack
@@ -70,11 +71,11 @@ type worker struct {
 
 // mapped is a Service with a port.
 type mapped struct {
-	name         types.NamespacedName
-	want         service.Want
-	port         port
-	ports        []corev1.ServicePort
-	missingPorts string // ports that its import does not have
+	name        types.NamespacedName
+	want        service.Want
+	port        port
+	ports       []corev1.ServicePort
+	importFault verdict // ports that its import does not have, or slices of others; zero for none
 }
 
 // families returns the IP families in which a Service is reachable.

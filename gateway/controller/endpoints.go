@@ -22,7 +22,9 @@ import (
 type endpoints struct {
 	services map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	imports  map[types.NamespacedName][]*discoveryv1.EndpointSlice
-	nodes    []*corev1.Node
+	// foreign has the first slice, by name, of each ServiceImport that other controllers wrote.
+	foreign map[types.NamespacedName]*discoveryv1.EndpointSlice
+	nodes   []*corev1.Node
 	// answers are the results of health check probes of nodes, and wantedProbes the probes needed now.
 	answers      map[netip.AddrPort]probes.Answer
 	wantedProbes map[netip.AddrPort]bool
@@ -40,21 +42,34 @@ func (w *worker) readEndpoints(ctx context.Context) (*endpoints, error) {
 	}
 	e := &endpoints{
 		services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
+		foreign: map[types.NamespacedName]*discoveryv1.EndpointSlice{},
 		answers: w.probes.Answers(), wantedProbes: map[netip.AddrPort]bool{},
 	}
 	for i := range slices.Items {
-		s := &slices.Items[i]
-		for label, by := range map[string]map[types.NamespacedName][]*discoveryv1.EndpointSlice{discoveryv1.LabelServiceName: e.services, mcsv1beta1.LabelServiceName: e.imports} {
-			if name := s.Labels[label]; name != "" {
-				key := types.NamespacedName{Namespace: s.Namespace, Name: name}
-				by[key] = append(by[key], s)
-			}
-		}
+		e.add(&slices.Items[i], w.managedBy)
 	}
 	for i := range nodes.Items {
 		e.nodes = append(e.nodes, &nodes.Items[i])
 	}
 	return e, nil
+}
+
+// add adds a slice to its Service, and to its ServiceImport if one of the controllers managedBy wrote it; empty: any.
+func (e *endpoints) add(s *discoveryv1.EndpointSlice, managedBy []string) {
+	if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
+		key := types.NamespacedName{Namespace: s.Namespace, Name: name}
+		e.services[key] = append(e.services[key], s)
+	}
+	name := s.Labels[mcsv1beta1.LabelServiceName]
+	if name == "" {
+		return
+	}
+	key := types.NamespacedName{Namespace: s.Namespace, Name: name}
+	if len(managedBy) == 0 || slices.Contains(managedBy, s.Labels[discoveryv1.LabelManagedBy]) {
+		e.imports[key] = append(e.imports[key], s)
+	} else if first := e.foreign[key]; first == nil || s.Name < first.Name {
+		e.foreign[key] = s
+	}
 }
 
 // backends returns the backends of a Service port, in one family.
@@ -115,6 +130,19 @@ func slicePorts(of []*discoveryv1.EndpointSlice) (all []slicePort) {
 }
 
 func protocolOf(p corev1.ServicePort) corev1.Protocol { return cmp.Or(p.Protocol, corev1.ProtocolTCP) }
+
+// importFault returns why a Service lacks backends of its import; zero for no fault.
+func (e *endpoints) importFault(m *mapped) verdict {
+	foreign := e.foreign[types.NamespacedName{Namespace: m.name.Namespace, Name: m.want.Import}]
+	if foreign != nil && len(e.imported(m)) == 0 {
+		return verdict{service.ReasonForeignSlices, fmt.Sprintf("the annotation %s: no controller of Isthmus wrote the EndpointSlices of ServiceImport %s, such as %s (managed by %q); delete them, or set --imports=any of isthmus-gateway-controller",
+			service.AnnotationServiceImport, m.want.Import, foreign.Name, foreign.Labels[discoveryv1.LabelManagedBy])}
+	}
+	if text := e.missingPorts(m); text != "" {
+		return verdict{service.ReasonNoSuchPort, text}
+	}
+	return verdict{}
+}
 
 // missingPorts describes the ports of a Service that its import does not have, "" for none.
 func (e *endpoints) missingPorts(m *mapped) string {

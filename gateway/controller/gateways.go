@@ -96,7 +96,7 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 	}
 	services := w.sorted()
 	for _, m := range services {
-		m.missingPorts = e.missingPorts(m)
+		m.importFault = e.importFault(m)
 	}
 	balancers, groups := map[string][]string{}, map[string][]desired.VIP{}
 	for _, n := range nodes.Items {
@@ -299,8 +299,8 @@ func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, 
 				}
 			}
 		}
-		if v.reason == service.ReasonApplied && m.missingPorts != "" {
-			v = verdict{service.ReasonNoSuchPort, m.missingPorts}
+		if v.reason == service.ReasonApplied && m.importFault.reason != "" {
+			v = m.importFault
 		}
 		next[m.name] = v
 		if was, ok := w.verdicts[m.name]; !ok || was != v {

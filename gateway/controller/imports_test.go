@@ -19,7 +19,7 @@ import (
 func (w *testbed) importSlice(name, cluster, port string, addrs ...string) *discoveryv1.EndpointSlice {
 	s := w.endpointSlice(name, []int32{80}, addrs...)
 	s.Name = name + "-" + cluster
-	s.Labels = map[string]string{mcsv1beta1.LabelServiceName: name, mcsv1beta1.LabelSourceCluster: cluster}
+	s.Labels = map[string]string{mcsv1beta1.LabelServiceName: name, mcsv1beta1.LabelSourceCluster: cluster, discoveryv1.LabelManagedBy: "isthmus.dev"}
 	s.Ports[0].Name = &port
 	return s
 }
@@ -87,5 +87,65 @@ func TestServiceBeforeAnImport(t *testing.T) {
 	w.edit("a", func(s *corev1.Service) { s.Spec.Ports[0].Name = "p80" })
 	w.noError(w.converge())
 	has("named again", service.ReasonApplied, "10.2.0.1:8080", "10.2.0.2:8080", "10.3.0.1:8080")
+	w.checkInvariants()
+}
+
+// The EndpointSlices of an import count only if controllers of Isthmus wrote them, unless Config.ManagedBy admits all. A
+// Service whose import has no others says so. Slices of Services count whoever wrote them.
+func TestImportSlicesOfOtherControllers(t *testing.T) {
+	w := newTestbed(t)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.endpointSlice("own", []int32{80}, "10.1.0.1")) // without the label of its writer
+	w.create(w.newService("own", nil, 80), w.newService("a", func(s *corev1.Service) {
+		s.Spec.Selector = nil
+		annotation(service.AnnotationServiceImport, "hello")(s)
+	}, 443))
+	slice := func(cluster, managedBy, addr string) *discoveryv1.EndpointSlice {
+		s := w.importSlice("hello", cluster, "p443", addr)
+		s.Labels[discoveryv1.LabelManagedBy] = managedBy
+		if managedBy == "" {
+			delete(s.Labels, discoveryv1.LabelManagedBy)
+		}
+		return s
+	}
+	has := func(step, reason string, want ...string) {
+		t.Helper()
+		w.refresh()
+		want = append([]string{"own 10.1.0.1"}, want...)
+		for gateway, state := range w.gateways.states {
+			var have []string
+			for _, f := range state.VIPs[0].Frontends {
+				for _, b := range f.Backends {
+					have = append(have, fmt.Sprintf("%s %s", strings.TrimPrefix(f.Service, w.ns+"/"), b.Addr))
+				}
+			}
+			if !slices.Equal(have, want) {
+				t.Errorf("%s: gateway %s has %v, want %v", step, gateway, have, want)
+			}
+		}
+		s := w.get("a")
+		if c := meta.FindStatusCondition(s.Status.Conditions, service.ConditionApplied); c == nil || c.Reason != reason || (c.Status == metav1.ConditionTrue) != (reason == service.ReasonApplied) {
+			t.Errorf("%s: %+v, want %s", step, c, reason)
+		}
+	}
+	foreign := slice("x", "another.example.org", "10.9.0.1")
+	w.create(foreign)
+	has("one of another controller", service.ReasonForeignSlices)
+	const text = `ForeignSlices a: the annotation isthmus.dev/service-import: no controller of Isthmus wrote the EndpointSlices of ServiceImport hello, such as hello-x (managed by "another.example.org"); delete them, or set --imports=any`
+	if !w.hasEvent(text) {
+		t.Errorf("no event says so: %v", w.events)
+	}
+	w.create(slice("w", "", "10.9.0.2"))
+	has("one without a writer", service.ReasonForeignSlices)
+	if !w.hasEvent(strings.ReplaceAll(text, `hello-x (managed by "another.example.org")`, `hello-w (managed by "")`)) {
+		t.Error("no event names the first one")
+	}
+	w.create(slice("b", "isthmus.dev", "10.2.0.1"))
+	has("one of the ClusterSet", service.ReasonApplied, "a 10.2.0.1")
+	w.create(slice("c", "federation.isthmus.dev", "10.3.0.1"))
+	has("one of the federation", service.ReasonApplied, "a 10.2.0.1", "a 10.3.0.1")
+
+	w.managedBy = nil
+	has("any controller's", service.ReasonApplied, "a 10.2.0.1", "a 10.3.0.1", "a 10.9.0.1", "a 10.9.0.2")
 	w.checkInvariants()
 }

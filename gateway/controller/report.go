@@ -30,6 +30,9 @@ func (i invalid) Unwrap() error { return i.error }
 // verdict is what the gateways report of a Service.
 type verdict struct{ reason, message string }
 
+// warned are the reasons of verdicts that become events.
+var warned = []string{service.ReasonRefused, service.ReasonNoSuchPort, service.ReasonForeignSlices}
+
 // event records an event of a Service.
 func (w *worker) event(s *corev1.Service, kind, reason, text string) {
 	w.events.Eventf(s, nil, kind, reason, "Balance", "%s", text)
@@ -95,7 +98,7 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 		}
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: service.ConditionApplied, Status: status, Reason: v.reason, Message: v.message})
 	})
-	if err == nil && known && (v.reason == service.ReasonRefused || v.reason == service.ReasonNoSuchPort) && said != v.message {
+	if err == nil && known && slices.Contains(warned, v.reason) && said != v.message {
 		w.event(s, corev1.EventTypeWarning, v.reason, v.message)
 	}
 	return err

@@ -52,6 +52,9 @@ type Config struct {
 	// Local is the cluster's API server. Namespace holds the Lease and the Secrets with BGP passwords.
 	Local     *rest.Config
 	Namespace string
+	// ManagedBy selects the EndpointSlices of ServiceImports by the controllers that wrote them: the values of the label
+	// endpointslice.kubernetes.io/managed-by. Empty selects those of any MCS implementation.
+	ManagedBy []string
 	// Cloud may be nil if no pool uses Neutron.
 	Cloud Cloud
 	// TLS returns the configuration for connecting to the gateway with the given certificate name.
@@ -148,7 +151,7 @@ func (c *Controller) work(ctx context.Context) error {
 	defer nodes.Wait()
 	defer cancel()
 	w := &worker{
-		settings: c.cfg.Settings, namespace: c.cfg.Namespace, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
+		settings: c.cfg.Settings, namespace: c.cfg.Namespace, managedBy: c.cfg.ManagedBy, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
 		agents: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, requeue: ask,
 	}
 	if c.cfg.Cloud != nil {

@@ -17,6 +17,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -129,6 +130,17 @@ func TestRun(t *testing.T) {
 	slice.Name = "a-2"
 	w.create(slice)
 	await(t, "a new endpoint is at the gateway", func() bool { return a.Stats().Status.Generation > generation })
+	foreign := w.importSlice("hello", "x", "p443", "10.9.0.1")
+	foreign.Labels[discoveryv1.LabelManagedBy] = "another.example.org"
+	imports := w.newService("b", annotation(service.AnnotationServiceImport, "hello"), 443)
+	imports.Spec.Selector = nil
+	w.create(foreign, imports)
+	await(t, "slices of other controllers are ignored", func() bool {
+		c := meta.FindStatusCondition(w.get("b").Status.Conditions, service.ConditionApplied)
+		return c != nil && c.Reason == service.ReasonForeignSlices
+	})
+	w.remove("b")
+	await(t, "the Service before an import was deleted", func() bool { return len(w.names()) == 1 })
 	await(t, "the GatewayNode says what is applied", func() bool {
 		s := w.gateway("gw1").Status
 		return s.Hash == a.Stats().Status.Hash && s.AppliedGeneration == int64(a.Stats().Status.Generation) && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReachable)
@@ -265,7 +277,7 @@ func (w *testbed) run(connect func(string) *tls.Config) *running {
 	w.fence()
 	config := rest.CopyConfig(apiServer.Config(w.t))
 	config.Impersonate.UserName = w.account()
-	c, err := New(Config{Settings: testSettings(), Local: config, Namespace: w.ns, Cloud: w.cloud, TLS: connect, Log: slog.New(slog.DiscardHandler)})
+	c, err := New(Config{Settings: testSettings(), Local: config, Namespace: w.ns, ManagedBy: isthmusControllers, Cloud: w.cloud, TLS: connect, Log: slog.New(slog.DiscardHandler)})
 	w.noError(err)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	r := &running{c, cancel, make(chan error, 1)}

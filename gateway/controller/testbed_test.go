@@ -72,6 +72,9 @@ type testbed struct {
 
 var testbeds, uids atomic.Int32
 
+// isthmusControllers are the values of managed-by labels of Isthmus.
+var isthmusControllers = []string{"isthmus.dev", "federation.isthmus.dev"}
+
 func testSettings() Settings {
 	return Settings{
 		Cluster: "cluster-a", FloatingIPs: "allocate", AddressPairs: PairPerVIP,
@@ -196,7 +199,7 @@ func (w *testbed) startWith(s Settings, k *crasher) {
 		},
 	}))
 	w.worker = &worker{
-		settings: s, namespace: w.ns, client: api, live: api, cloud: killableCloud{w.cloud, k}, agents: killableAgents{w.gateways, k},
+		settings: s, namespace: w.ns, managedBy: isthmusControllers, client: api, live: api, cloud: killableCloud{w.cloud, k}, agents: killableAgents{w.gateways, k},
 		probes: probes.New(w.t.Context(), probes.Config{Changed: func() {}}),
 		events: recorder{w}, log: slog.New(slog.DiscardHandler), requeue: func(n types.NamespacedName) { w.requeued = append(w.requeued, n) },
 	}

@@ -65,6 +65,8 @@ const (
 	ReasonRefused = "Refused"
 	// ReasonNoSuchPort: gateways have applied it, but its ServiceImport has no port of that name.
 	ReasonNoSuchPort = "NoSuchPort"
+	// ReasonForeignSlices: gateways have applied it, but no controller of Isthmus wrote the slices of its ServiceImport.
+	ReasonForeignSlices = "ForeignSlices"
 	// ReasonNoGateway: no gateway in the group of the Service's pool has applied it.
 	ReasonNoGateway = "NoGateway"
 )

@@ -322,6 +322,22 @@ func TestChartImports(t *testing.T) {
 	}
 }
 
+// The gateway controller uses the slices of Isthmus unless it is told otherwise.
+func TestChartGatewayImports(t *testing.T) {
+	t.Parallel()
+	for set, want := range map[string][]string{"replicas=1": nil, "imports=isthmus": nil, "imports=any": {"--imports=any"}} {
+		var have []string
+		for _, flag := range render(t, "--set", "gatewayController.enabled=true,gatewayController."+set)["Deployment isthmus-gateway-controller"].Spec.Template.Spec.Containers[0].Args {
+			if strings.HasPrefix(flag, "--imports") {
+				have = append(have, flag)
+			}
+		}
+		if diff := cmp.Diff(want, have); diff != "" {
+			t.Errorf("--set gatewayController.%s: flags (-want +have):\n%s", set, diff)
+		}
+	}
+}
+
 // Only a cluster of a federation may write Services, and gets the credentials of its clouds.
 func TestChartMachines(t *testing.T) {
 	t.Parallel()
