@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/hostile"
 )
 
@@ -66,6 +67,9 @@ var attacks = []attack{
 	{"the oldest export has an invalid annotation key", "west", func(*testbed) []client.Object {
 		return []client.Object{elderExport(1, nil, map[string]string{"our key": "shop"})}
 	}, []string{"our key"}},
+	{"the oldest export takes all clients", "west", func(*testbed) []client.Object {
+		return []client.Object{elderExport(0, nil, map[string]string{clusterset.AnnotationClusterWeights: "west=1000,east=0,north=0"})}
+	}, nil},
 	{"a record has an invalid key in serviceLabels", "", func(w *testbed) []client.Object {
 		return crookExports(w.scene, "bystander-1", func(r *v1alpha1.ExportRecord) { r.Spec.ServiceLabels = map[string]string{"their key": "x"} })
 	}, []string{"their key"}},

@@ -247,6 +247,9 @@ func (w *testbed) importHarm() error {
 	for _, c := range w.clusters {
 		for _, b := range w.bystanders {
 			if b.elder {
+				if si := (&v1beta1.ServiceImport{}); c.mirror.Get(w.t.Context(), types.NamespacedName{Namespace: shop, Name: b.name}, si) == nil && weighsExporters(si.Annotations) {
+					return fmt.Errorf("the import of %s in %s has weights that its exporters did not state: %.200q", b.name, c.id, fmt.Sprint(si.Annotations))
+				}
 				continue
 			}
 			si, err := w.imported(c, b.name)
@@ -270,19 +273,19 @@ func (w *testbed) importHarm() error {
 // itself by a weight.
 func harmless(annotations map[string]string) bool {
 	for key, value := range annotations {
-		groups, _, err := clusterset.ParseWeights(value)
-		if key != clusterset.AnnotationClusterWeights || err != nil {
+		if _, _, err := clusterset.ParseWeights(value); key != clusterset.AnnotationClusterWeights || err != nil {
 			return false
 		}
-		for _, group := range groups {
-			for _, id := range exporters {
-				if _, named := group[clusterset.ClusterID(id)]; named {
-					return false
-				}
-			}
-		}
 	}
-	return true
+	return !weighsExporters(annotations)
+}
+
+// weighsExporters reports whether the annotations of an import have weights of the bystanders' exporters, which state none.
+func weighsExporters(annotations map[string]string) bool {
+	groups, _, err := clusterset.ParseWeights(annotations[clusterset.AnnotationClusterWeights])
+	return err == nil && slices.ContainsFunc(groups, func(group clusterset.Weights) bool {
+		return slices.ContainsFunc(exporters, func(id string) bool { _, named := group[clusterset.ClusterID(id)]; return named })
+	})
 }
 
 // mapHarm returns what a node serves that it must not.
