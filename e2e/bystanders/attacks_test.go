@@ -117,9 +117,16 @@ var attacks = []attack{
 		si.Spec.IPs, si.Annotations = nil, map[string]string{v1alpha1.AnnotationUseClusterSetIP: "false"}
 		return []client.Object{si}
 	}, []string{"no exporter asks for that"}},
-	{"two Services fill the nodes", "", func(w *testbed) []client.Object {
-		return append(manyPorts(w.scene, "many-0", "243.66.1.0"), manyPorts(w.scene, "many-1", "243.66.1.1")...)
+	{"many Services of many ports fill the nodes", "", func(w *testbed) []client.Object {
+		var all []client.Object
+		for i := range 70 {
+			all = append(all, manyPorts(w.scene, i, 1000)...)
+		}
+		return all
 	}, nil},
+	{"one Service has more ports than a service may have", "", func(w *testbed) []client.Object {
+		return manyPorts(w.scene, 100, 1001)
+	}, []string{"spec.import.ports has 1001 entries"}},
 }
 
 // notHeldYet are the attacks that still do harm, with their findings. One that no longer does must leave the list. No drawn
@@ -170,14 +177,15 @@ func crookExports(s hostile.Scene, name string, edit func(*v1alpha1.ExportRecord
 	return []client.Object{r, s.Slice(name, fmt.Sprintf("10.%d.0.1", numbers[crook]))}
 }
 
-// manyPorts returns what crook writes to export a Service with half of all ports.
-func manyPorts(s hostile.Scene, name, ip string) []client.Object {
+// manyPorts returns what crook writes to export Service i with a number of ports.
+func manyPorts(s hostile.Scene, i, ports int) []client.Object {
+	name, ip := fmt.Sprint("many-", i), fmt.Sprint("243.66.1.", i)
 	aggregate := s.Aggregate(name, netip.MustParseAddr(ip))
 	return append([]client.Object{aggregate}, crookExports(s, name, func(r *v1alpha1.ExportRecord) {
 		r.Spec.IPs = []string{ip}
 		r.Spec.Import.Ports = nil
-		for i := range int32(33_000) {
-			r.Spec.Import.Ports = append(r.Spec.Import.Ports, v1beta1.ServicePort{Name: fmt.Sprintf("p%d", i), Protocol: corev1.ProtocolTCP, Port: i + 1})
+		for n := range int32(ports) {
+			r.Spec.Import.Ports = append(r.Spec.Import.Ports, v1beta1.ServicePort{Name: fmt.Sprint("p", n), Protocol: corev1.ProtocolTCP, Port: n + 1})
 		}
 	})...)
 }
