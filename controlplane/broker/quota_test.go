@@ -1,15 +1,22 @@
 package broker_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 // quotas sets the quotas of the ClusterSet.
@@ -76,4 +83,102 @@ func TestQuotaOfServices(t *testing.T) {
 	w.quotas(v1alpha1.Quotas{Services: 3})
 	w.b.wants("fifth", helloOfA)
 	w.a.condition("fifth", "Ready", metav1.ConditionTrue, "Exported")
+}
+
+// A member sends several times its quota of everything. What every importer's API server and etcd get of it stays within the quota,
+// as objects and as bytes, and another member's Service arrives.
+func TestWorstMember(t *testing.T) {
+	w := newTestbed(t)
+	quotas := v1alpha1.Quotas{Services: 5, Ports: 30, PortsPerService: 10, Slices: 8, Endpoints: 60, MetadataBytes: 16 << 10}
+	w.quotas(quotas)
+	w.run()
+	w.guest("c", time.Unix(0, 0))
+	for n := range 20 {
+		w.worst(fmt.Sprint("worst-", n))
+	}
+	w.a.service("hello")
+	w.a.export("hello")
+	for _, m := range w.both() {
+		m.wants("hello", helloOfA)
+	}
+	w.quiet()
+	for _, m := range w.both() {
+		services, ports, slices, endpoints, size := m.importedOf("c")
+		if services == 0 || int64(services) > quotas.Services || int64(ports) > quotas.Ports || slices == 0 || int64(slices) > quotas.Slices || int64(endpoints) > quotas.Endpoints {
+			t.Errorf("%s has %d Services, %d ports, %d slices and %d endpoints of c, which exceeds %+v", m.id, services, ports, slices, endpoints, quotas)
+		}
+		// An endpoint, a port and the fixed part of an object take less than this as JSON.
+		most := int(quotas.MetadataBytes) + 3000*(services+slices) + 300*endpoints + 200*(ports+slices)
+		t.Logf("%s has %d Services, %d ports, %d slices and %d endpoints of c, in %d bytes of JSON, at most %d", m.id, services, ports, slices, endpoints, size, most)
+		if size > most {
+			t.Errorf("%s has %d bytes of c, want at most %d", m.id, size, most)
+		}
+	}
+}
+
+// worst writes a Service of member c to the broker, with as many ports, labels, slices and endpoints as fit in one object or a
+// few.
+func (w *testbed) worst(name string) {
+	w.t.Helper()
+	e := w.exportOf("c", name, func(e *clusterset.Export) {
+		e.Labels, e.ServiceLabels = map[string]string{}, map[string]string{}
+		for n := range 40 {
+			e.Labels[fmt.Sprint("example.org/exported-", n)] = strings.Repeat("x", 63)
+		}
+		for n := range 5 {
+			e.ServiceLabels[fmt.Sprint("example.org/service-", n)] = strings.Repeat("y", 63)
+		}
+		e.Ports = nil
+		for n := range 8 {
+			e.Ports = append(e.Ports, clusterset.Port{Name: fmt.Sprint("p", n), Protocol: clusterset.TCP, Port: uint16(80 + n)})
+		}
+	})
+	record := mcs.ExportRecord(e)
+	record.Namespace = w.brokerNS
+	w.create(w.broker, record)
+	for n := range 3 {
+		source := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: fmt.Sprint(name, "-", n), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for _, p := range e.Ports {
+			source.Ports = append(source.Ports, discoveryv1.EndpointPort{Name: new(p.Name), Protocol: new(corev1.ProtocolTCP), Port: new(int32(p.Port))})
+		}
+		for host := range 20 {
+			source.Endpoints = append(source.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{fmt.Sprintf("10.99.%d.%d", n, host+1)}, NodeName: new(strings.Repeat("n", 63)), Zone: new(strings.Repeat("z", 63)),
+			})
+		}
+		es := mcs.BrokerSlice(source, "c")
+		es.Namespace = w.brokerNS
+		w.create(w.broker, es)
+	}
+}
+
+// importedOf counts what a member has imported from another one, and its bytes as JSON without managed fields.
+func (m *member) importedOf(id string) (services, ports, slices, endpoints, size int) {
+	w := m.testbed
+	w.t.Helper()
+	count := func(o client.Object) {
+		o.SetManagedFields(nil)
+		text, err := json.Marshal(o)
+		w.noError(err)
+		size += len(text)
+	}
+	var imports v1beta1.ServiceImportList
+	w.noError(m.List(w.t.Context(), &imports, client.InNamespace(w.ns)))
+	for i := range imports.Items {
+		si := &imports.Items[i]
+		if len(si.Status.Clusters) == 1 && si.Status.Clusters[0].Cluster == id {
+			services, ports = services+1, ports+len(si.Spec.Ports)
+			count(si)
+		}
+	}
+	var list discoveryv1.EndpointSliceList
+	w.noError(m.List(w.t.Context(), &list, client.InNamespace(w.ns), client.MatchingLabels{v1beta1.LabelSourceCluster: id}))
+	for i := range list.Items {
+		slices, endpoints = slices+1, endpoints+len(list.Items[i].Endpoints)
+		count(&list.Items[i])
+	}
+	return services, ports, slices, endpoints, size
 }

@@ -1,5 +1,5 @@
 // Test runs every test of the repository. It first installs and builds the programs that tests need. Packages that bring up
-// labs (real clusters) run one at a time, and the others beside them. The report ends with the slowest packages and tests and a line of counts:
+// labs (real clusters) run after the others. The report ends with the slowest packages and tests and a line of counts:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test -unit                # tests that need neither privileges nor an API server
@@ -46,8 +46,9 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// labs are the packages whose tests bring up labs, the longest one first. They run one at a time: the inotify instances of a
-// machine (fs.inotify.max_user_instances, often 128) suffice for one lab and the API servers of a few other packages.
+// labs are the packages whose tests bring up labs. They run after the others: on a busy machine a lab is slow and costs more,
+// because its daemons work also while tests wait. The inotify instances of a machine (fs.inotify.max_user_instances, often 128)
+// suffice for two labs.
 var labs = []string{module + "e2e", module + "tools/lab/cluster"}
 
 // long are the other packages that start first, the longest one first, so that the run does not end with one long package
@@ -66,7 +67,7 @@ const (
 	soakLimit    = 60 * time.Minute
 
 	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
-	parallelOnLab = 3
+	parallelOnLab = 4
 
 	slowest = 20 // packages and tests that the report lists
 )
@@ -156,25 +157,22 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 		if soak > 0 && round == 0 { // one round with production values is enough
 			env = append(slices.Clone(env), fullLength)
 		}
-		if err := runPackages(ctx, r, env, args, packages); err != nil {
+		if err := runPhases(ctx, r, env, args, packages); err != nil {
 			return err
 		}
 	}
 	return verdict(r, strict)
 }
 
-// runPackages runs the packages on labs, and beside them the others. Labs have the CPUs first: the others have less to wait
-// for.
-func runPackages(ctx context.Context, r *report.Report, env, args, packages []string) error {
+// runPhases runs packages in two phases, the second one on labs.
+func runPhases(ctx context.Context, r *report.Report, env, args, packages []string) error {
 	onLabs, others := split(packages)
-	step("test %d packages, %d of them on labs", len(packages), len(onLabs))
-	running, ctx := errgroup.WithContext(ctx)
-	running.Go(func() error { return testOnLabs(ctx, r, env, args, onLabs) })
-	running.Go(func() error {
-		// More packages than CPUs: many tests wait.
-		return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+2)}, others), "nice", "-n", "10")
-	})
-	return running.Wait()
+	step("test %d packages", len(others))
+	// More packages than CPUs: many tests wait.
+	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+2)}, others)); err != nil {
+		return err
+	}
+	return testOnLabs(ctx, r, env, args, onLabs)
 }
 
 // testOnLabs tests the packages on labs while no other run on this machine does the same.
@@ -187,7 +185,8 @@ func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []str
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=1", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
+	step("test %d packages on labs", len(packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=2", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
@@ -266,9 +265,8 @@ func rank(order []string, pkg string) int {
 	return len(order)
 }
 
-// goTest runs go with args, which end with full import paths, by the command and arguments of by, if there are any. Failed
-// tests are in the report, so they are no error.
-func goTest(ctx context.Context, r *report.Report, env, args []string, by ...string) error {
+// goTest runs go with args, which end with full import paths. Failed tests are in the report, so they are no error.
+func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if !strings.HasPrefix(args[len(args)-1], module) {
 		return nil // without a package, go would test the current folder
 	}
@@ -277,8 +275,7 @@ func goTest(ctx context.Context, r *report.Report, env, args []string, by ...str
 		return err
 	}
 	defer read.Close()
-	command := slices.Concat(by, []string{"go"}, args)
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, write, write
 	// Tests receive an interrupt too and take their clusters down, which takes time.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }

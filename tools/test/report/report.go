@@ -9,7 +9,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
@@ -39,8 +38,7 @@ type took struct {
 	seconds float64
 }
 
-// Report follows test runs. Make one with New, feed it with Read as often as there are runs, also with several at a time. Its
-// counts are complete when all have ended.
+// Report follows test runs. Make one with New, feed it with Read as often as there are runs.
 type Report struct {
 	// Passed, Failed and Skipped count tests. A test with subtests is not counted beside them, unless it
 	// fails by itself. A package that fails outside of its tests counts as one failed test.
@@ -50,7 +48,6 @@ type Report struct {
 	// Unreached names the tests that passed without reaching a line of docs/conformance.md that they name.
 	Unreached []string
 
-	mu      sync.Mutex
 	took    []took // packages and tests, of all runs
 	out     io.Writer
 	said    map[key][]string // output of tests that have not passed
@@ -89,8 +86,6 @@ func (r *Report) Read(from io.Reader) (failed int, err error) {
 
 // line takes one line of a run, and returns how many tests it says failed.
 func (r *Report) line(line []byte) (failed int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	was := r.Failed
 	var e event
 	if json.Unmarshal(line, &e) != nil {

@@ -334,6 +334,9 @@ func (b *Broker) countSlice(was, is *mcs.Packed) {
 // arriveRecord compacts a record from the broker.
 func (b *Broker) arriveRecord(obj *v1alpha1.ExportRecord) *record {
 	r := compactRecord(obj)
+	if r.isWithdrawn() {
+		return r.asStub() // a tombstone counts for no quota, so it takes little memory
+	}
 	if uses, _ := r.amounts(); uses != (quota.Amounts{}) && b.quotas.arrives(r.owner, r.service, uses) {
 		return r.asStub()
 	}

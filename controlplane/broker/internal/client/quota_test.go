@@ -140,6 +140,18 @@ func (q *quotaBroker) want(when string, id clusterset.ClusterID, services []int,
 	}
 }
 
+// The cache keeps no content of tombstones, which count for no quota, but the addresses that must not be given again.
+func TestTombstonesAreSmall(t *testing.T) {
+	q := newQuotaBroker(t, smallLimits())
+	r := q.record("east", 0, 1, 30)
+	r.Spec.ExportedLabels, r.Spec.WithdrawnAt = map[string]string{"team": "shop"}, new(metav1.Now())
+	q.send(r)
+	have := q.Broker.record("east", webService(0))
+	if e := have.export; len(e.Ports) > 0 || len(e.Labels) > 0 || len(e.IPs) != 1 || !have.isWithdrawn() {
+		t.Errorf("of a tombstone is cached: %+v", e)
+	}
+}
+
 func smallLimits() quota.Amounts {
 	return quota.Amounts{Services: 3, Ports: 100, PortsPerService: 40, Slices: 4, Endpoints: 100, MetadataBytes: 1 << 20}
 }
