@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -89,19 +90,24 @@ func (w *testbed) write(o hostile.Object) error {
 	ctx, sent, k := w.t.Context(), o.DeepCopy(), keyOf(o.Cluster, o.Unstructured)
 	err := w.author(o).Create(ctx, sent)
 	if apierrors.IsAlreadyExists(err) && (w.owned[k] || w.originals[k] != nil) {
-		have := &unstructured.Unstructured{}
-		have.SetGroupVersionKind(o.GroupVersionKind())
-		if err := w.admin(o.Cluster).Get(ctx, client.ObjectKeyFromObject(o), have); err != nil {
-			return err
-		}
-		sent = o.DeepCopy()
-		sent.SetResourceVersion(have.GetResourceVersion())
-		return w.author(o).Update(ctx, sent)
+		return retry.RetryOnConflict(retry.DefaultBackoff, func() error { return w.replace(o) }) // a controller may write its status
 	}
 	if err == nil {
 		w.owned[k] = true
 	}
 	return err
+}
+
+// replace writes a hostile object over an existing one.
+func (w *testbed) replace(o hostile.Object) error {
+	have := &unstructured.Unstructured{}
+	have.SetGroupVersionKind(o.GroupVersionKind())
+	if err := w.admin(o.Cluster).Get(w.t.Context(), client.ObjectKeyFromObject(o), have); err != nil {
+		return err
+	}
+	sent := o.DeepCopy()
+	sent.SetResourceVersion(have.GetResourceVersion())
+	return w.author(o).Update(w.t.Context(), sent)
 }
 
 // isRefusal reports whether an API server refused a request and said why.
@@ -147,18 +153,21 @@ func (w *testbed) removeOne(o hostile.Object) {
 func (w *testbed) restore(cluster string, original client.Object) {
 	w.t.Helper()
 	ctx, c := w.t.Context(), w.admin(cluster)
-	have := original.DeepCopyObject().(client.Object)
-	err := c.Get(ctx, client.ObjectKeyFromObject(original), have)
-	w.noError(client.IgnoreNotFound(err))
-	want := original.DeepCopyObject().(client.Object)
-	want.SetResourceVersion("")
-	if err != nil {
-		want.SetUID("")
-		w.create(c, want)
-		return
-	}
-	want.SetResourceVersion(have.GetResourceVersion())
-	w.noError(c.Update(ctx, want))
+	w.noError(retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		have := original.DeepCopyObject().(client.Object)
+		err := c.Get(ctx, client.ObjectKeyFromObject(original), have)
+		if client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		want := original.DeepCopyObject().(client.Object)
+		want.SetResourceVersion("")
+		if err != nil {
+			want.SetUID("")
+			return c.Create(ctx, want)
+		}
+		want.SetResourceVersion(have.GetResourceVersion())
+		return c.Update(ctx, want)
+	}))
 }
 
 // restoreForeign makes the import of the other implementation what it was.
