@@ -67,7 +67,7 @@ const (
 	soakLimit    = 60 * time.Minute
 
 	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
-	parallelOnLab = 4
+	parallelOnLab = 3
 
 	slowest = 20 // packages and tests that the report lists
 )
