@@ -189,7 +189,7 @@ func tokenEnds(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 	if err := cloud.Kill(t.Context(), neutron.Keystone); err != nil {
 		t.Fatal(err)
 	}
-	if err := cloud.WithTokens(2 * time.Second).Up(t.Context()); err != nil {
+	if err := cloud.WithTokens(5 * time.Second).Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, of := range []string{neutron.User, neutron.GatewaysCredential} {
@@ -206,7 +206,7 @@ func tokenEnds(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 				break
 			}
 			if err != nil || time.Now().After(deadline) {
-				t.Fatalf("%s: a token of 2 s that was never renewed: %v", of, err)
+				t.Fatalf("%s: a token of 5 s that was never renewed: %v", of, err)
 			}
 		}
 		if _, err := client.Ports(t.Context()); err != nil {

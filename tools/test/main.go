@@ -1,5 +1,5 @@
 // Test runs every test of the repository. It first installs and builds the programs that tests need. Packages that bring up
-// labs (real clusters) run after the others. The report ends with the slowest packages and tests and a line of counts:
+// labs (real clusters) run after most others. The report ends with the slowest packages and tests and a line of counts:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test -unit                # tests that need neither privileges nor an API server
@@ -46,17 +46,20 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// labs are the packages whose tests bring up labs. They run after the others: on a busy machine a lab is slow and costs more,
-// because its daemons work also while tests wait. The inotify instances of a machine (fs.inotify.max_user_instances, often 128)
-// suffice for two labs.
+// labs are the packages whose tests bring up labs. They run after the others: a lab on a busy machine is slow, and the inotify
+// instances of a machine (fs.inotify.max_user_instances, often 128) suffice for two labs or for the API servers of all other
+// tests.
 var labs = []string{module + "e2e", module + "tools/lab/cluster"}
 
-// long are the other packages that start first, the longest one first, so that the run does not end with one long package
-// alone.
+// besideLabs are packages that run beside labs: they take long, use little CPU time, because they wait for Leases to expire,
+// and start few API servers.
+var besideLabs = []string{module + "controlplane/federation"}
+
+// long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
+// long package alone.
 var long = []string{
-	module + "controlplane/federation", module + "controlplane/broker", module + "tools/bench/dataplane", module + "tools/bench/federation", module + "controlplane/broker/membership",
-	module + "tools/neutron", module + "e2e/bystanders", module + "cmd/isthmusctl", module + "tools/kernels", module + "bpf/datapath", module + "bpf", module + "gateway/bgp",
-	module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
+	module + "controlplane/broker", module + "tools/bench/dataplane", module + "controlplane/broker/membership", module + "cmd/isthmusctl", module + "tools/kernels",
+	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "e2e/bystanders", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
@@ -164,18 +167,18 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 	return verdict(r, strict)
 }
 
-// runPhases runs packages in two phases, the second one on labs.
+// runPhases runs packages in two phases, the second one with the labs.
 func runPhases(ctx context.Context, r *report.Report, env, args, packages []string) error {
-	onLabs, others := split(packages)
-	step("test %d packages", len(others))
+	first, second := split(packages)
+	step("test %d packages", len(first))
 	// More packages than CPUs: many tests wait.
-	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+2)}, others)); err != nil {
+	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, first)); err != nil {
 		return err
 	}
-	return testOnLabs(ctx, r, env, args, onLabs)
+	return testOnLabs(ctx, r, env, args, second)
 }
 
-// testOnLabs tests the packages on labs while no other run on this machine does the same.
+// testOnLabs tests the packages of the second phase while no other run on this machine does the same.
 func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	if len(packages) == 0 {
 		return nil
@@ -185,7 +188,7 @@ func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []str
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	step("test %d packages on labs", len(packages))
+	step("test %d packages, on labs or beside them", len(packages))
 	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=2", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
 }
 
@@ -243,18 +246,22 @@ func withTests(ctx context.Context, packages []string) ([]string, error) {
 	return strings.Fields(string(out)), nil
 }
 
-// split divides packages into those on labs and the others, each in the order to start them.
-func split(packages []string) (onLabs, others []string) {
+// split divides packages into the two phases, each in the order to start them. Without labs there is one phase.
+func split(packages []string) (first, second []string) {
+	onLab := func(pkg string) bool { return slices.Contains(labs, pkg) }
+	haveLabs := slices.ContainsFunc(packages, onLab)
 	for _, pkg := range packages {
-		if slices.Contains(labs, pkg) {
-			onLabs = append(onLabs, pkg)
+		if onLab(pkg) || haveLabs && slices.Contains(besideLabs, pkg) {
+			second = append(second, pkg)
 		} else {
-			others = append(others, pkg)
+			first = append(first, pkg)
 		}
 	}
-	slices.SortFunc(onLabs, func(a, b string) int { return cmp.Compare(rank(labs, a), rank(labs, b)) })
-	slices.SortStableFunc(others, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
-	return onLabs, others
+	slices.SortStableFunc(first, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
+	// Two packages run at a time, so the other lab is down before the packages beside labs start their API servers.
+	order := slices.Concat(labs, besideLabs)
+	slices.SortFunc(second, func(a, b string) int { return cmp.Compare(rank(order, a), rank(order, b)) })
+	return first, second
 }
 
 // rank is a package's place in order, or after its end.
@@ -286,12 +293,13 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if err := write.Close(); err != nil { // go holds the other end now
 		return err
 	}
-	failed, readErr := r.Read(read)
+	failed := r.Failed
+	readErr := r.Read(read)
 	err = cmd.Wait()
 	switch exit := (*exec.ExitError)(nil); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, &exit) && failed > 0:
+	case errors.As(err, &exit) && r.Failed > failed:
 		return readErr
 	case err != nil:
 		return fmt.Errorf("go test: %w", err)

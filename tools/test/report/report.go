@@ -66,34 +66,26 @@ func New(out io.Writer) *Report {
 	}
 }
 
-// Read follows one run until its output ends, and returns how many of its tests failed. Lines that are no events are shown as
-// they are.
-func (r *Report) Read(from io.Reader) (failed int, err error) {
+// Read follows one run until its output ends. Lines that are no events are shown as they are.
+func (r *Report) Read(from io.Reader) error {
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if len(line) > 0 {
-			failed += r.line(line)
+			var e event
+			if json.Unmarshal(line, &e) != nil {
+				fmt.Fprintf(r.out, "%s", line)
+			} else {
+				r.take(e)
+			}
 		}
 		if err == io.EOF {
-			return failed, nil
+			return nil
 		}
 		if err != nil {
-			return failed, fmt.Errorf("read the output of go test: %w", err)
+			return fmt.Errorf("read the output of go test: %w", err)
 		}
 	}
-}
-
-// line takes one line of a run, and returns how many tests it says failed.
-func (r *Report) line(line []byte) (failed int) {
-	was := r.Failed
-	var e event
-	if json.Unmarshal(line, &e) != nil {
-		fmt.Fprintf(r.out, "%s", line)
-	} else {
-		r.take(e)
-	}
-	return r.Failed - was
 }
 
 func (r *Report) take(e event) {
