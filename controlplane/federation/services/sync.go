@@ -165,15 +165,14 @@ func (r *Reconciler) wantSlices(s *snapshot, fed offers.Federated, svc *corev1.S
 	}
 }
 
-// applySlices makes want the slices of a federated Service. It first deletes those of clusters without an offer, and writes new
-// slices before it deletes other old ones. It keeps those that stays reports.
+// applySlices makes want the slices of a federated Service. It writes new slices before it deletes old ones, and keeps those
+// that stays reports.
 func (r *Reconciler) applySlices(ctx context.Context, into reconcile.Writer, s *snapshot, want iter.Seq[*discoveryv1.EndpointSlice], stays func(*discoveryv1.EndpointSlice) bool) error {
 	_, err := slicesync.Sync[*discoveryv1.EndpointSlice]{
 		Existing: s.slices, Wanted: want,
-		Name:      func(es *discoveryv1.EndpointSlice) string { return es.Name },
-		UpToDate:  func(have, want *discoveryv1.EndpointSlice) bool { return have.GenerateName == digest(want) },
-		Keep:      stays,
-		Withdrawn: func(es *discoveryv1.EndpointSlice) bool { return !s.offering[sourceOf(es).cluster] },
+		Name:     func(es *discoveryv1.EndpointSlice) string { return es.Name },
+		UpToDate: func(have, want *discoveryv1.EndpointSlice) bool { return have.GenerateName == digest(want) },
+		Keep:     stays,
 		// A slice that was written a moment ago and is not in the cache yet already exists; the engine tries again.
 		Create: func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return into.Create(ctx, es) },
 		Update: func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return into.Apply(ctx, es) },
