@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -66,15 +67,16 @@ func (f Flags) List() []string {
 		"--service-cluster-ip-range=" + strings.Join(cidrs, ","),
 		"--allow-privileged=true",
 		"--authorization-mode=" + f.Authorization,
+	}
+	if f.ClientCA != "" {
+		flags = append(flags, "--client-ca-file="+f.ClientCA)
+	}
+	return slices.Concat(flags, []string{
 		"--tls-cert-file=" + pki.File(f.PKI, pki.Server+".crt"),
 		"--tls-private-key-file=" + pki.File(f.PKI, pki.Server+".key"),
 		"--service-account-issuer=" + f.Issuer,
 		"--service-account-key-file=" + pki.File(f.PKI, pki.ServiceAccount),
 		"--service-account-signing-key-file=" + pki.File(f.PKI, pki.ServiceAccountKey),
 		"--profiling=false",
-	}
-	if f.ClientCA != "" {
-		flags = append(flags, "--client-ca-file="+f.ClientCA)
-	}
-	return append(flags, f.More...)
+	}, f.More)
 }
