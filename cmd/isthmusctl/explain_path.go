@@ -16,7 +16,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
-	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
@@ -162,7 +162,7 @@ func (r *servicePath) importLink() status.Link {
 	}
 	slices.Sort(clusters)
 	l.Text = fmt.Sprintf("%s, exported by %s", r.imported.Spec.Type, list(clusters))
-	if by := r.imported.Labels[v1alpha1.LabelManagedBy]; r.cluster != "" && by != v1alpha1.ManagedBy && by != federationv1alpha1.ManagedBy {
+	if by := r.imported.Labels[v1alpha1.LabelManagedBy]; r.cluster != "" && !slices.Contains(writers.Own(), by) {
 		l.State, l.Text = status.LinkBroken, fmt.Sprintf("another controller wrote the ServiceImport (label %s=%q), so no cluster is reached by it", v1alpha1.LabelManagedBy, by)
 		l.Fix = fmt.Sprintf("delete it, and Isthmus imports the service: kubectl delete serviceimport %s -n %s", r.key.Name, r.key.Namespace)
 		return l

@@ -183,16 +183,16 @@ func TestInvalidExportedLabels(t *testing.T) {
 
 // A member that does not export a Service writes its aggregate first, which declines a ClusterSetIP, and lists itself. The
 // exporters do not believe it, and the broker's policies let them set an address all the same.
-func TestDeclinedByNobody(t *testing.T) {
+func TestDeclinedWithoutExport(t *testing.T) {
 	w := newTestbed(t).run()
 	w.guest("c", time.Unix(0, 0))
-	squat := mcs.Aggregate(clusterset.Aggregate{
+	early := mcs.Aggregate(clusterset.Aggregate{
 		Service: clusterset.ServiceName{Namespace: w.ns, Name: "hello"}, Type: clusterset.ClusterSetIP, UseIP: clusterset.Disabled,
 	})
-	squat.Namespace = w.brokerNS
-	w.create(w.broker, squat)
-	squat.Status.Clusters = []v1beta1.ClusterStatus{{Cluster: "c"}}
-	w.noError(w.broker.Status().Update(t.Context(), squat))
+	early.Namespace = w.brokerNS
+	w.create(w.broker, early)
+	early.Status.Clusters = []v1beta1.ClusterStatus{{Cluster: "c"}}
+	w.noError(w.broker.Status().Update(t.Context(), early))
 
 	w.a.service("hello")
 	w.a.export("hello")

@@ -85,8 +85,8 @@ func TestQuotaOfServices(t *testing.T) {
 	w.a.condition("fifth", "Ready", metav1.ConditionTrue, "Exported")
 }
 
-// A member sends several times its quota of everything. What every importer's API server and etcd get of it stays within the quota,
-// as objects and as bytes, and another member's Service arrives.
+// A member sends several times its quota of everything. In each importer its objects and their bytes stay within the quota, and
+// another member's Service arrives.
 func TestWorstMember(t *testing.T) {
 	w := newTestbed(t)
 	quotas := v1alpha1.Quotas{Services: 5, Ports: 30, PortsPerService: 10, Slices: 8, Endpoints: 60, MetadataBytes: 16 << 10}
@@ -133,9 +133,7 @@ func (w *testbed) worst(name string) {
 			e.Ports = append(e.Ports, clusterset.Port{Name: fmt.Sprint("p", n), Protocol: clusterset.TCP, Port: uint16(80 + n)})
 		}
 	})
-	record := mcs.ExportRecord(e)
-	record.Namespace = w.brokerNS
-	w.create(w.broker, record)
+	w.says(e, "") // the record alone
 	for n := range 3 {
 		source := &discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: fmt.Sprint(name, "-", n), Labels: map[string]string{discoveryv1.LabelServiceName: name}},

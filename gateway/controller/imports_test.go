@@ -91,7 +91,7 @@ func TestServiceBeforeAnImport(t *testing.T) {
 }
 
 // The EndpointSlices of an import count only if controllers of Isthmus wrote them, unless Config.ManagedBy admits all. A
-// Service whose import has no others says so. Slices of Services count whoever wrote them.
+// Service whose import has no others says so. Slices of Services count whichever controller wrote them.
 func TestImportSlicesOfOtherControllers(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))

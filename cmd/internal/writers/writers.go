@@ -14,11 +14,14 @@ const (
 	Any     = "any"     // objects of every MCS implementation
 )
 
+// Own returns the values of the managed-by labels of the objects that controllers of Isthmus wrote.
+func Own() []string { return []string{v1alpha1.ManagedBy, federationv1alpha1.ManagedBy} }
+
 // ManagedBy returns the values of the managed-by labels of the objects to use; none for all objects.
 func ManagedBy(imports string) ([]string, error) {
 	switch imports {
 	case Isthmus:
-		return []string{v1alpha1.ManagedBy, federationv1alpha1.ManagedBy}, nil
+		return Own(), nil
 	case Any:
 		return nil, nil
 	}

@@ -122,7 +122,7 @@ func TestMemberAtWork(t *testing.T) {
 			update(b, shared("later"), address("243.0.0.5")),
 		}},
 		"an address for another member's aggregate without one": {do: []attempt{update(b, shared("empty"), address("243.0.0.6"))}},
-		"an address where an aggregate declines one for nobody": {do: []attempt{
+		"an address where an aggregate without exporters declines one": {do: []attempt{
 			create(alter(shared("turned"), func(s *v1beta1.ServiceImport) {
 				metav1.SetMetaDataAnnotation(&s.ObjectMeta, isthmus.AnnotationUseClusterSetIP, "false")
 			})),

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,7 +24,7 @@ const (
 
 var delayed = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "isthmus_controller_changes_delayed_total",
-	Help: "Changes of objects on the broker that wait because their member is beyond its quota changesPerMinute; cluster is empty for aggregates, which all members write.",
+	Help: "Changes of objects on the broker that wait because their member is beyond its quota changesPerMinute; source_cluster is empty for aggregates, which all members write.",
 }, []string{"source_cluster"})
 
 func init() { metrics.Registry.MustRegister(delayed) }
@@ -95,7 +96,7 @@ func (p *pacer) due(now time.Time) (names []clusterset.ServiceName, left bool) {
 			n++
 		}
 		names = append(names, m.queue[:n]...)
-		m.queue = append([]clusterset.ServiceName(nil), m.queue[n:]...)
+		m.queue = slices.Delete(m.queue, 0, n)
 		left = left || len(m.queue) > 0
 	}
 	return names, left

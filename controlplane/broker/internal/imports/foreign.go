@@ -72,10 +72,7 @@ func (f *foreignImports) resolved(name clusterset.ServiceName) {
 func (r *Reconciler) reportForeign(name clusterset.ServiceName, uid types.UID) {
 	r.Log.Error("a service is not imported because another controller's ServiceImport has its name; delete that, or unexport the service in the other clusters",
 		"namespace", name.Namespace, "service", name.Name)
-	r.Events.Eventf(&v1beta1.ServiceImport{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1beta1.SchemeGroupVersion.String(), Kind: v1beta1.ServiceImportKindName},
-		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: uid},
-	}, nil, corev1.EventTypeWarning, reasonForeignImport, "Import",
+	r.warn(name, uid, reasonForeignImport,
 		"clusters of the ClusterSet export service %s, which Isthmus does not import: this ServiceImport is not its own, and it leaves it alone; the import resumes when it is deleted", name.Name)
 }
 
@@ -104,10 +101,16 @@ func (r *Reconciler) reportForeignSlice(es *discoveryv1.EndpointSlice, err error
 		return
 	}
 	owner := es.OwnerReferences[0]
+	r.warn(clusterset.ServiceName{Namespace: es.Namespace, Name: owner.Name}, owner.UID, reasonForeignSlice,
+		"endpoints of cluster %s are missing: %v", sourceOf(es), err)
+}
+
+// warn sends a warning event on the ServiceImport with a UID.
+func (r *Reconciler) warn(name clusterset.ServiceName, uid types.UID, reason, note string, args ...any) {
 	r.Events.Eventf(&v1beta1.ServiceImport{
-		TypeMeta:   metav1.TypeMeta{APIVersion: owner.APIVersion, Kind: owner.Kind},
-		ObjectMeta: metav1.ObjectMeta{Namespace: es.Namespace, Name: owner.Name, UID: owner.UID},
-	}, nil, corev1.EventTypeWarning, reasonForeignSlice, "Import", "endpoints of cluster %s are missing: %v", sourceOf(es), err)
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1beta1.SchemeGroupVersion.String(), Kind: v1beta1.ServiceImportKindName},
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: uid},
+	}, nil, corev1.EventTypeWarning, reason, "Import", note, args...)
 }
 
 // sameOwner reports whether the first owners are the same object.
