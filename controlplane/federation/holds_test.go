@@ -19,7 +19,8 @@ import (
 )
 
 // Supervisor a leads all members, so it alone notices withdrawals. Supervisor b leads none and reports the same holds, by
-// its status, a condition and events. A release reaches both.
+// its status, a condition and events. A release reaches both. The endpoints stay until then, although they vanish before
+// their Services.
 func TestHoldsReachAllSupervisors(t *testing.T) {
 	const many = 6
 	w := newTestbed(t)
@@ -39,10 +40,11 @@ func TestHoldsReachAllSupervisors(t *testing.T) {
 			}
 		}
 	})
-	for _, kind := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}} {
+	for _, kind := range []client.Object{&discoveryv1.EndpointSlice{}, &corev1.Service{}} {
 		if err := w.admin["c"].DeleteAllOf(t.Context(), kind, client.InNamespace(demo)); err != nil {
 			t.Fatal(err)
 		}
+		<-time.After(500 * time.Millisecond) // so that the supervisor acts on it
 	}
 	says := func(id clusterset.ClusterID, held int64, reason string) bool {
 		f := &federationv1alpha1.Federation{}
@@ -59,6 +61,9 @@ func TestHoldsReachAllSupervisors(t *testing.T) {
 	}
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
 		eventually(t, fmt.Sprintf("%s reports the holds", id), func() bool { return says(id, many, "MuchVanished") })
+	}
+	for i := range many {
+		w.leadsTo("b", fmt.Sprint("web-", i), "10.3.0.1")
 	}
 	clusters := []bootstrap.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
 	released, err := bootstrap.Release(t.Context(), namespace, clusters, "c", time.Now())

@@ -11,7 +11,9 @@
 //
 // When an owner removes the annotation, or a member leaves the Federation, its slices go at once. When a member Service
 // vanishes otherwise, package withdrawal decides: a few are accepted after a second, while a multitude looks like an
-// accident and stays. Endpoints are not held back: the slices follow them at once.
+// accident and stays. Endpoints are not held back: the slices follow them at once. Kubernetes gives a Service that selects pods
+// at least one EndpointSlice, if only an empty one. When the Service has none, its endpoints are unknown, not gone. For example,
+// a cache of EndpointSlices is read again before that of Services. Then the slices stay as they are.
 package services
 
 import (
@@ -59,7 +61,7 @@ type Reconciler struct {
 	vips     vips
 
 	wanted   sync.Map // clusterset.ServiceName: names that a Service of any member has asked for
-	seen     sync.Map // offered: services that the guard knows
+	seen     seen
 	warned   sync.Map // taken: users' Services with an event; the name of the event prevents one from another process
 	written  sync.Map // types.UID to the status that was written to a Service, until it is read back
 	rejected sync.Map // taken to a string: federated Services that a cluster refuses, and why

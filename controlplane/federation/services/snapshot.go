@@ -29,21 +29,22 @@ type snapshot struct {
 	asksName bool                // a member Service asks for a name outside of the clusters
 	hosts    []string            // host names of load balancers
 
-	clusters []clusterset.ClusterID        // all members, sorted
-	offering map[clusterset.ClusterID]bool // clusters with a member Service, whether it offers anything or not
-	unread   bool                          // a cluster was never read
-	taken    []clusterset.ClusterID        // clusters in which a user's Service has the name, sorted
-	lacking  []clusterset.ClusterID        // clusters without the namespace of global Services, sorted
-	foreign  []string                      // clusters whose ServiceImport has addresses that are not the federation's, and why
-	blocked  ownAddresses                  // addresses of the members themselves, inside the ranges of ClusterSetIPs
+	clusters []clusterset.ClusterID                      // all members, sorted
+	offering map[clusterset.ClusterID][]client.ObjectKey // clusters with a member Service, and those that offer anything
+	unread   bool                                        // a cluster was never read
+	taken    []clusterset.ClusterID                      // clusters in which a user's Service has the name, sorted
+	lacking  []clusterset.ClusterID                      // clusters without the namespace of global Services, sorted
+	foreign  []string                                    // clusters whose ServiceImport has addresses that are not the federation's, and why
+	blocked  ownAddresses                                // addresses of the members themselves, inside the ranges of ClusterSetIPs
 
 	// Existing objects in the reconciled member.
 	service *corev1.Service // nil without one
 	slices  []*discoveryv1.EndpointSlice
 
-	// unresolved are member Services with load balancers whose host names this process has not resolved yet. Their slices
-	// stay unchanged until then.
-	unresolved map[source]bool
+	// incomplete are member Services with existing slices and endpoints that this process does not know now. The slices stay
+	// unchanged until it does. It has not resolved the host name of a load balancer yet, or has not read any EndpointSlice of
+	// a Service that selects pods.
+	incomplete map[source]bool
 }
 
 // source is a member Service that a slice leads to.
@@ -59,7 +60,7 @@ func sourceOf(es *discoveryv1.EndpointSlice) source {
 
 // read returns the snapshot of a federated Service for the member into.
 func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (*snapshot, error) {
-	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}, blocked: r.vips.own(ctx, all)}
+	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID][]client.ObjectKey{}, blocked: r.vips.own(ctx, all)}
 	for _, m := range all {
 		s.clusters = append(s.clusters, m.ID())
 		if !m.Synced() {
@@ -72,11 +73,12 @@ func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into
 		}
 		s.foreign = append(s.foreign, foreign...)
 	}
-	s.unresolved = map[source]bool{}
+	s.incomplete = map[source]bool{}
 	for _, o := range s.offers {
 		from := source{o.Cluster, o.Service.String()}
-		if o.Unresolved && o.Cluster != into.ID() && slices.ContainsFunc(s.slices, func(es *discoveryv1.EndpointSlice) bool { return sourceOf(es) == from }) {
-			s.unresolved[from] = true
+		unknown := o.Sliceless || o.Unresolved && o.Cluster != into.ID()
+		if unknown && slices.ContainsFunc(s.slices, func(es *discoveryv1.EndpointSlice) bool { return sourceOf(es) == from }) {
+			s.incomplete[from] = true
 		}
 	}
 	return s, nil
@@ -129,34 +131,44 @@ func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Me
 		return err
 	}
 	slices.SortFunc(members.Items, func(a, b corev1.Service) int { return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name) })
+	if len(members.Items) > 0 {
+		s.offering[m.ID()] = []client.ObjectKey{}
+	}
 	for i := range members.Items {
-		svc := &members.Items[i]
-		s.offering[m.ID()] = true
-		for _, in := range svc.Status.LoadBalancer.Ingress {
-			if in.Hostname != "" {
-				s.hosts = append(s.hosts, in.Hostname)
-			}
-		}
-		s.asksName = s.asksName || svc.Annotations[v1alpha1.AnnotationAskHostname] == "true"
-		if here {
-			s.members = append(s.members, svc)
-		}
-		src, err := r.source(ctx, m, svc)
-		if err != nil {
+		if err := r.readService(ctx, s, m, &members.Items[i], here); err != nil {
 			return err
 		}
-		o, fault := offers.New(src)
-		if fault != nil {
-			if here {
-				s.faults[svc.UID] = fault
-			}
-			continue
-		}
-		if here {
-			o = o.Local(src)
-		}
-		s.offers = append(s.offers, o)
 	}
+	return nil
+}
+
+// readService adds a member Service and its offer.
+func (r *Reconciler) readService(ctx context.Context, s *snapshot, m reconcile.Member, svc *corev1.Service, here bool) error {
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		if in.Hostname != "" {
+			s.hosts = append(s.hosts, in.Hostname)
+		}
+	}
+	s.asksName = s.asksName || svc.Annotations[v1alpha1.AnnotationAskHostname] == "true"
+	if here {
+		s.members = append(s.members, svc)
+	}
+	src, err := r.source(ctx, m, svc)
+	if err != nil {
+		return err
+	}
+	o, fault := offers.New(src)
+	if fault != nil {
+		if here {
+			s.faults[svc.UID] = fault
+		}
+		return nil //nolint:nilerr // the owner is told of it
+	}
+	if here {
+		o = o.Local(src)
+	}
+	s.offers = append(s.offers, o)
+	s.offering[m.ID()] = append(s.offering[m.ID()], client.ObjectKeyFromObject(svc))
 	return nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,7 +63,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 	}
 	stays := func(es *discoveryv1.EndpointSlice) bool {
 		from := sourceOf(es)
-		return slices.Contains(kept, from.cluster) || s.unresolved[from]
+		return slices.Contains(kept, from.cluster) || s.incomplete[from]
 	}
 	if err := r.applySlices(ctx, into, s, r.wantSlices(s, fed, svc), stays); err != nil {
 		return err
@@ -74,55 +73,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 		r.applyConditions(ctx, into, svc, fed),
 		r.report(ctx, into, s, fed),
 	)
-}
-
-// offered is a federated Service that a cluster offers.
-type offered struct {
-	cluster clusterset.ClusterID
-	name    clusterset.ServiceName
-}
-
-// keptClusters returns the clusters that offer nothing now and whose slices stay nevertheless, sorted: unread clusters, and
-// clusters whose withdrawal the guard holds back.
-func (r *Reconciler) keptClusters(ctx context.Context, s *snapshot, all []reconcile.Member) []clusterset.ClusterID {
-	for cluster := range s.offering {
-		r.seen.Store(offered{cluster, s.name}, true)
-		r.guard.Offered(cluster, s.name)
-	}
-	var kept []clusterset.ClusterID
-	for _, es := range s.slices {
-		cluster := sourceOf(es).cluster
-		if s.offering[cluster] || slices.Contains(kept, cluster) {
-			continue
-		}
-		i := slices.IndexFunc(all, func(m reconcile.Member) bool { return m.ID() == cluster })
-		switch {
-		case i < 0 || isDeclined(ctx, all[i], es):
-			r.guard.Withdrawn(cluster, s.name)
-		case !all[i].Synced() || r.isHeld(cluster, s.name):
-			kept = append(kept, cluster)
-		}
-	}
-	slices.Sort(kept)
-	return kept
-}
-
-// isDeclined reports whether the Service of a slice still exists and is no longer a member, so that its owner withdrew it
-// explicitly.
-func isDeclined(ctx context.Context, m reconcile.Member, es *discoveryv1.EndpointSlice) bool {
-	namespace, name, _ := strings.Cut(sourceOf(es).service, "/")
-	return m.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &corev1.Service{}) == nil
-}
-
-// isHeld tells the guard that a cluster no longer offers a Service, and reports whether the guard holds that back.
-func (r *Reconciler) isHeld(cluster clusterset.ClusterID, name clusterset.ServiceName) bool {
-	if _, known := r.seen.LoadOrStore(offered{cluster, name}, true); known {
-		r.guard.Vanished(cluster, name)
-	} else { // the Service vanished before this process watched it
-		r.guard.Offered(cluster, name)
-		r.guard.VanishedUnseen(cluster, name)
-	}
-	return r.guard.Keeps(cluster, name)
 }
 
 // keptOffers returns offers for the kept clusters: the ports of the existing federated Service, which take precedence, so
@@ -148,8 +98,8 @@ func keptOffers(kept []clusterset.ClusterID, s *snapshot) []offers.Offer {
 func (r *Reconciler) wantSlices(s *snapshot, fed offers.Federated, svc *corev1.Service) iter.Seq[*discoveryv1.EndpointSlice] {
 	return func(yield func(*discoveryv1.EndpointSlice) bool) {
 		for _, o := range s.offers {
-			if s.unresolved[source{o.Cluster, o.Service.String()}] {
-				continue // the existing slices have addresses that this process does not know yet
+			if s.incomplete[source{o.Cluster, o.Service.String()}] {
+				continue // the existing slices have addresses that this process does not know now
 			}
 			for _, es := range fed.Slices(s.name, o) {
 				es.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: svc.Name, UID: svc.UID}}

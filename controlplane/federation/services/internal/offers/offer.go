@@ -33,6 +33,9 @@ type Offer struct {
 	Groups []Group
 	// Unresolved states that a host name was not resolved. Families, and the groups for other clusters, are then incomplete.
 	Unresolved bool
+	// Sliceless states that the Service selects pods and has no EndpointSlice, not even an empty one. Its endpoints, and
+	// whether its other addresses are ready, are then unknown.
+	Sliceless bool
 }
 
 // Group is a set of endpoints of one family with the same target ports.
@@ -79,6 +82,7 @@ func New(src Source) (Offer, error) {
 		o.Groups = portable(podGroups(src, o.Ports))
 	}
 	o.Families = families(o)
+	o.Sliceless = len(src.Service.Spec.Selector) > 0 && len(src.Slices) == 0
 	return o, nil
 }
 
