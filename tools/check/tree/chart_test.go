@@ -10,17 +10,30 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 )
 
+// helmProgram builds the pinned Helm once, and returns its path: each "go tool helm" would read its whole module graph.
+var helmProgram = sync.OnceValues(func() (string, error) {
+	cmd := exec.Command("go", "tool", "-modfile=tools/helm/go.mod", "-n", "helm")
+	cmd.Dir = root
+	path, err := cmd.Output()
+	return strings.TrimSpace(string(path)), err
+})
+
 // helm runs the pinned Helm at the root and returns its output.
 func helm(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
+	program, err := helmProgram()
+	if err != nil {
+		t.Fatalf("build helm: %v", err)
+	}
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), "go", append([]string{"tool", "-modfile=tools/helm/go.mod", "helm"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = root, &out, &errs
 	err = cmd.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
