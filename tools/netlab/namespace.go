@@ -56,8 +56,7 @@ func OpenNamespace(path string) (*Namespace, error) {
 	return &Namespace{fd: fd}, nil
 }
 
-// Do runs f in the namespace, on its own thread that ends with it. Goroutines that f starts run elsewhere; sockets that f
-// opens stay in the namespace.
+// Do runs f on a thread in the namespace. Goroutines that f starts run elsewhere; sockets that f opens stay in the namespace.
 func (n *Namespace) Do(f func() error) error {
 	return onOwnThread(func() error {
 		if err := unix.Setns(n.fd, unix.CLONE_NEWNET); err != nil {
@@ -67,12 +66,27 @@ func (n *Namespace) Do(f func() error) error {
 	})
 }
 
-// onOwnThread runs f on a thread that runs nothing else afterwards.
+// onOwnThread runs f on a thread that runs nothing else meanwhile, and returns to its network namespace afterwards. It does not
+// end the thread: that would kill the commands that other goroutines started on it with PDEATHSIG, because for the kernel
+// their parent is the thread.
 func onOwnThread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
-		result <- f()
+		runtime.LockOSThread()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			result <- fmt.Errorf("open the thread's network namespace: %w", err)
+			return
+		}
+		err = f()
+		back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)
+		if back == nil {
+			runtime.UnlockOSThread()
+		} else { // the thread ends with this goroutine, so that no other one inherits the namespace
+			back = fmt.Errorf("leave network namespace: %w", back)
+		}
+		result <- errors.Join(err, back, home.Close())
 	}()
 	return <-result
 }

@@ -6,7 +6,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -110,5 +112,32 @@ func TestDisconnect(t *testing.T) {
 		if err := errors.Join(ends[1].Disconnect(there), ends[0].Connect(ends[1], here, there)); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Commands that die with their parent must not die when another goroutine visits a namespace.
+func TestVisitEndsNoCommand(t *testing.T) {
+	Privileged(t)
+	n, err := NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close() })
+	cmd := exec.CommandContext(t.Context(), "sleep", "60")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for range 200 { // one of them is on the thread that started the command
+		if err := n.Do(func() error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if ended := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); ended != syscall.SIGTERM {
+		t.Errorf("the command ended by %v, want %v", ended, syscall.SIGTERM)
 	}
 }
