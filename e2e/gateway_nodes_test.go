@@ -26,9 +26,9 @@ gatewayController:
 
 const noneOnNodes = "gateway: {enabled: false}\ngatewayController: {enabled: false}\n"
 
-// gatewayOnNode is node a1 as a gateway, and a Service whose servers, of testdata/dataplane.yaml, run on the other node.
+// nodeAndService are node a1 as a gateway, and a Service whose servers, of testdata/dataplane.yaml, run on the other node.
 // The peer's address is unused.
-const gatewayOnNode = `
+const nodeAndService = `
 apiVersion: gateway.isthmus.dev/v1alpha1
 kind: GatewayNode
 metadata: {name: a1}
@@ -50,11 +50,11 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// TestGatewayOnNode installs gateways by the chart, as in docs/gateway-install.md: a node becomes a gateway, with the
+// gatewayOnNode installs gateways by the chart, as in docs/gateway-install.md: a node becomes a gateway, with the
 // image, the certificates and the few privileges that it gets there. The node answers at the address of a Service. It
 // answers again after its pod was replaced. When the DaemonSet is deleted, the node no longer has the address.
-func TestGatewayOnNode(t *testing.T) {
-	needBed(t)
+func gatewayOnNode(t *testing.T) {
+	t.Helper()
 	ctx := t.Context()
 	if err := bed.LoadImages(ctx, "gateway", "gateway-controller"); err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestGatewayOnNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	servers := strings.NewReplacer("NAME", "onnode", "CLUSTER_ID", "a", "PRE_STOP", "0", "    spec:\n", "    spec:\n      nodeName: a2\n").Replace(dataplaneWorkload)
-	for _, manifest := range []string{servers, gatewayOnNode} { // it creates another Service of the servers
+	for _, manifest := range []string{servers, nodeAndService} { // it creates another Service of the servers
 		if err := bed.Apply(ctx, "a", manifest); err != nil {
 			t.Fatal(err)
 		}

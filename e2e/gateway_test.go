@@ -33,29 +33,11 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// TestGatewayDies runs with each balancer. A Service gets a floating IP of a real Neutron, and a client behind a router
+// gatewayDies: a Service gets a floating IP of a real Neutron, and a client behind a router
 // has connections to it: idle ones, downloads, uploads, and many short ones. After a server was added, the gateway with
 // the traffic dies, and nothing breaks. The Service is also reached through node ports. Its address is the same after the
 // controller, and Neutron, were killed while they allocated addresses for others. When it is deleted, Neutron has no
 // object of it left.
-func TestGatewayDies(t *testing.T) {
-	needBed(t)
-	ctx := t.Context()
-	edge, err := gateways.Up(ctx, gateways.Config{Lab: bed.Lab, Dir: t.TempDir(), Progress: t.Output()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := edge.Close(context.WithoutCancel(ctx)); err != nil {
-			t.Error(err)
-		}
-	})
-	dir := t.TempDir()
-	for _, balancer := range []desired.Balancer{desired.NFTables, desired.EBPF} {
-		t.Run(string(balancer), func(t *testing.T) { gatewayDies(t, edge, dir, balancer) })
-	}
-}
-
 func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired.Balancer) {
 	t.Helper()
 	ctx := t.Context()

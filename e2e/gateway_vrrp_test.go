@@ -30,22 +30,13 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// TestMasterDies gives a Service an address of the gateways' own network, from a real Neutron. No router learns a route:
+// masterDies gives a Service an address of the gateways' own network, from a real Neutron. No router learns a route:
 // the VRRP master has the address and answers ARP for it. The master dies under open connections, and the other gateway
 // takes the address and continues them.
-func TestMasterDies(t *testing.T) {
-	needBed(t)
+func masterDies(t *testing.T, e *gateways.Edge, dir string) {
+	t.Helper()
 	ctx := t.Context()
-	e, err := gateways.Up(ctx, gateways.Config{Lab: bed.Lab, Dir: t.TempDir(), Progress: t.Output()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := e.Close(context.WithoutCancel(ctx)); err != nil {
-			t.Error(err)
-		}
-	})
-	g, err := gateways.Install(ctx, e, bed.Lab, "a", t.TempDir(), desired.NFTables)
+	g, err := gateways.Install(ctx, e, bed.Lab, "a", dir, desired.NFTables)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +57,7 @@ func TestMasterDies(t *testing.T) {
 		}
 	})
 	vip := sharedAddress(t, g)
-	masterDies(t, g, vip)
+	killMaster(t, g, vip)
 }
 
 // sharedAddress returns the Service's address when the first gateway has it and answers for it.
@@ -113,8 +104,8 @@ func masterIs(g *gateways.Installation, vip netip.Addr, gateway int) error {
 	return nil
 }
 
-// masterDies kills the master under open connections.
-func masterDies(t *testing.T, g *gateways.Installation, vip netip.Addr) {
+// killMaster kills the master under open connections.
+func killMaster(t *testing.T, g *gateways.Installation, vip netip.Addr) {
 	t.Helper()
 	ctx := t.Context()
 	const some = 8 // open connections of each kind

@@ -145,8 +145,8 @@ func serviceImport(ctx context.Context, member, service string) (v1beta1.Service
 	return si, err
 }
 
-// needBed skips, or fails, a test that has no testbed.
-func needBed(t *testing.T) {
+// requireBed skips a test without a testbed.
+func requireBed(t *testing.T) {
 	t.Helper()
 	if bed == nil {
 		netlab.Skip(t, "a testbed needs root")

@@ -69,8 +69,8 @@ const (
 	packageLimit = 25 * time.Minute
 	soakLimit    = 60 * time.Minute
 
-	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
-	parallelOnLab = 3
+	// parallelOnLab is how many tests use one lab at a time, or wait for their turn. They mostly wait for Kubernetes.
+	parallelOnLab = 4
 
 	slowest = 20 // packages and tests that the report lists
 )

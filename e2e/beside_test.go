@@ -1,0 +1,64 @@
+package e2e
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/gateways"
+)
+
+// turns has tests that change what all use, such as agents, controllers and links between clusters, run one at a time.
+// TestGateways has a network of its own and runs beside all of them.
+var turns sync.RWMutex
+
+// needBed waits until the test may use the testbed alone.
+func needBed(t *testing.T) {
+	t.Helper()
+	requireBed(t)
+	t.Parallel()
+	alone(t)
+}
+
+// shareBed waits until the test may use the testbed together with others that share it.
+func shareBed(t *testing.T) {
+	t.Helper()
+	requireBed(t)
+	t.Parallel()
+	turns.RLock()
+	t.Cleanup(turns.RUnlock)
+}
+
+// alone waits until no other test uses the testbed, and keeps it until the test ends.
+func alone(t *testing.T) {
+	t.Helper()
+	turns.Lock()
+	t.Cleanup(turns.Unlock)
+}
+
+// TestGateways runs the tests of gateways one after the other, with one edge: a network outside of the lab with a real
+// Neutron, a router and a client. Other tests run beside it.
+func TestGateways(t *testing.T) {
+	requireBed(t)
+	t.Parallel()
+	ctx := t.Context()
+	edge, err := gateways.Up(ctx, gateways.Config{Lab: bed.Lab, Dir: t.TempDir(), Progress: t.Output()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := edge.Close(context.WithoutCancel(ctx)); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	for _, balancer := range []desired.Balancer{desired.NFTables, desired.EBPF} {
+		t.Run("gateway dies, "+string(balancer), func(t *testing.T) { gatewayDies(t, edge, dir, balancer) })
+	}
+	t.Run("master dies", func(t *testing.T) { masterDies(t, edge, dir) })
+	t.Run("gateway on node", func(t *testing.T) {
+		alone(t) // it installs another version of the chart
+		gatewayOnNode(t)
+	})
+}
