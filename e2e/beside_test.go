@@ -4,14 +4,20 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/gateways"
+	testreport "github.com/isthmus-net/isthmus/tools/test/report"
 )
 
-// turns has tests that change what all use, such as agents, controllers and links between clusters, run one at a time.
-// TestGateways has a network of its own and runs beside all of them.
-var turns sync.RWMutex
+// Go releases all tests at a time, and each waits for its turn. Tests that change what all use, such as agents, controllers and
+// links between clusters, run alone; others run a few at a time. TestGateways has a network of its own and runs beside all of
+// them.
+var (
+	turns sync.RWMutex
+	few   = make(chan struct{}, 3)
+)
 
 // needBed waits until the test may use the testbed alone.
 func needBed(t *testing.T) {
@@ -21,20 +27,26 @@ func needBed(t *testing.T) {
 	alone(t)
 }
 
+// alone waits until no other test uses the testbed, and keeps it until the test ends.
+func alone(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	turns.Lock()
+	t.Cleanup(turns.Unlock)
+	t.Attr(testreport.Waited, time.Since(began).String())
+}
+
 // shareBed waits until the test may use the testbed together with others that share it.
 func shareBed(t *testing.T) {
 	t.Helper()
 	requireBed(t)
 	t.Parallel()
+	began := time.Now()
 	turns.RLock()
 	t.Cleanup(turns.RUnlock)
-}
-
-// alone waits until no other test uses the testbed, and keeps it until the test ends.
-func alone(t *testing.T) {
-	t.Helper()
-	turns.Lock()
-	t.Cleanup(turns.Unlock)
+	few <- struct{}{}
+	t.Cleanup(func() { <-few })
+	t.Attr(testreport.Waited, time.Since(began).String())
 }
 
 // TestGateways runs the tests of gateways one after the other, with one edge: a network outside of the lab with a real

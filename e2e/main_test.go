@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	_ "embed"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -68,6 +69,10 @@ func run(m *testing.M) int {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bring the testbed up:", err)
+		return 1
+	}
+	if err := flag.Set("test.parallel", "100"); err != nil { // needBed and shareBed limit how many run at a time
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
