@@ -31,6 +31,14 @@ const (
 
 	// AnnotationAllocatedBy names the member that allocated an aggregate's ClusterSetIP.
 	AnnotationAllocatedBy = "lighthouse.submariner.io/clusterset-ip-allocated-by"
+	// AnnotationCreatedBy names the member that created an aggregate. It never changes.
+	AnnotationCreatedBy = "isthmus.dev/created-by"
+)
+
+// Names of the quota controller in the broker's namespace.
+const (
+	// QuotaController is the name of its ServiceAccount, Role, Lease and Deployment.
+	QuotaController = "isthmus-quota-controller"
 )
 
 // MemberAccount returns the name of member id's ServiceAccount on the broker.

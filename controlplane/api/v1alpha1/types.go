@@ -11,6 +11,7 @@ const ClusterSetConfigName = "clusterset"
 // ClusterSetConfig is the configuration that all members share. isthmusctl deploy-broker writes it, and members read it.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=csc
 // +kubebuilder:printcolumn:name="ClusterSet",type=string,JSONPath=`.spec.clusterSetID`
 // +kubebuilder:printcolumn:name="Ranges",type=string,JSONPath=`.spec.clustersetIPCIDRRange`
@@ -20,6 +21,37 @@ type ClusterSetConfig struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec ClusterSetConfigSpec `json:"spec"`
+	// Status is what the broker's quota controller writes. Without that controller it stays empty.
+	Status ClusterSetConfigStatus `json:"status,omitempty"`
+}
+
+// ClusterSetConfigStatus tells which members have more on the broker than their quotas.
+type ClusterSetConfigStatus struct {
+	// OverQuota lists each quota that a member exceeds on the broker, sorted by member and kind. Admission policies refuse new
+	// objects of that kind by that member; its updates and deletions go on.
+	// +kubebuilder:validation:MaxItems=1000
+	// +listType=map
+	// +listMapKey=member
+	// +listMapKey=kind
+	OverQuota []OverQuota `json:"overQuota,omitempty"`
+}
+
+// OverQuota is a quota that a member exceeds on the broker.
+type OverQuota struct {
+	// Member is the id of the member.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Member string `json:"member"`
+	// Kind is a field of spec.quotas. Of tombstones, and of aggregates beside which no record stands, a member may have as many
+	// as services.
+	// +kubebuilder:validation:Enum=services;ports;slices;endpoints;metadataBytes;storageBytes;tombstones;aggregates
+	Kind string `json:"kind"`
+	// Used is what the member has on the broker.
+	Used int64 `json:"used"`
+	// Limit is what it may have.
+	Limit int64 `json:"limit"`
+	// Since is the time at which the quota controller saw the member beyond the limit.
+	Since metav1.Time `json:"since"`
 }
 
 // ClusterSetConfigSpec defines the ClusterSet and the ranges of its ClusterSetIPs.
@@ -83,6 +115,12 @@ type Quotas struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=536870912
 	MetadataBytes int64 `json:"metadataBytes,omitempty"`
+	// StorageBytes bounds the size of all objects of a member on the broker together, with tombstones, invalid objects and managed
+	// fields. Only the broker's quota controller counts it.
+	// +kubebuilder:default=268435456
+	// +kubebuilder:validation:Minimum=65536
+	// +kubebuilder:validation:Maximum=4294967296
+	StorageBytes int64 `json:"storageBytes,omitempty"`
 	// ChangesPerMinute bounds how many changes of a member's records and EndpointSlices the others handle in a minute; as many may
 	// come at once. Beyond that its changes wait.
 	// +kubebuilder:default=20000
