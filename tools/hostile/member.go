@@ -57,6 +57,7 @@ func (s Scene) Aggregate(service string, ips ...netip.Addr) *v1beta1.ServiceImpo
 	}
 	si := mcs.Aggregate(a)
 	si.Namespace = s.Broker
+	metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationCreatedBy, s.Member)
 	return si
 }
 

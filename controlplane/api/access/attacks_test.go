@@ -165,7 +165,20 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		},
 		"that cannot be deleted any more": {do: merge(own(), `{"metadata":{"finalizers":["example.com/never"]}}`), because: `metadata.finalizers may not be set or changed`},
 		"with a label of somebody else":   {do: merge(own(), `{"metadata":{"labels":{"app":"web"}}}`), because: `metadata.labels may have only these keys`},
+		"with many field managers":        {do: update(b, own(), func(r *record) { appliers(r) }), because: `metadata.managedFields names more than 8 field managers`},
 	}
+}
+
+// appliers adds the entries of nine field managers to obj.
+func appliers(obj client.Object) {
+	all := obj.GetManagedFields()
+	for n := range 9 {
+		all = append(all, metav1.ManagedFieldsEntry{
+			Manager: fmt.Sprint("applier-", n), Operation: metav1.ManagedFieldsOperationApply, Time: new(metav1.Now()),
+			APIVersion: all[0].APIVersion, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:labels":{"f:isthmus.dev/service-name":{}}}}`)},
+		})
+	}
+	obj.SetManagedFields(all)
 }
 
 // ownedBy returns a reference to owner, as it is stored.
@@ -375,6 +388,8 @@ func (b *broker) attacksOnAggregates() map[string]attack {
 		stays   = `the ClusterSetIP of an aggregate is immutable`
 		asFirst = `it must be true or false, not false with a ClusterSetIP, and is immutable once set`
 		names   = `it must name the allocator of the ClusterSetIP, here "`
+
+		createdBy = `it must name the member that created the aggregate`
 	)
 	return map[string]attack{
 		"an address of another's block":      {do: create(fresh("a", "243.2.0.7")), because: `spec.ips is [243.2.0.7]; ` + fromOwn},
@@ -460,6 +475,12 @@ func (b *broker) attacksOnAggregates() map[string]attack {
 		"a.b's, deleted by a":     {do: remove(b.aggregate("dotted", "demo", "")), because: `status.clusters lists [a.b]; member a deletes`},
 		"a's, deleted by a.b":     {as: "a.b", do: remove(b.aggregate("solo", "demo", "")), because: `status.clusters lists [a]; member a.b deletes`},
 		"others', deleted softly": {do: remove(shop(), client.PropagationPolicy(metav1.DeletePropagationForeground)), because: `status.clusters lists [a.b b]`},
+		"another as the creator":  {do: create(alter(fresh(""), annotate(isthmus.AnnotationCreatedBy, "b"))), because: createdBy + `, here "a"`},
+		"no creator":              {do: create(alter(fresh(""), func(s *si) { s.Annotations = nil })), because: createdBy + `, here "a"`},
+		"another creator later":   {do: update(b, shop(), annotate(isthmus.AnnotationCreatedBy, "a")), because: createdBy},
+		"no creator later":        {do: merge(shop(), `{"metadata":{"annotations":{"isthmus.dev/created-by":null}}}`), because: createdBy},
+		"a creator of an old one": {do: merge(b.aggregate("authorless", "demo", ""), `{"metadata":{"annotations":{"isthmus.dev/created-by":"a"}}}`), because: createdBy + `, here ""`},
+		"many field managers":     {do: update(b, own(), func(s *si) { appliers(s) }), because: `metadata.managedFields names more than 8 field managers`},
 		"all, deleted":            denied("deletecollection", "serviceimports", removeAll(b, &si{})),
 		"all, deleted by who has too many rights": {
 			as: "careless", do: removeAll(b, &si{}), because: `member careless deletes an aggregate only if no other member is listed`,

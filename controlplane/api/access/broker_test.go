@@ -1,6 +1,7 @@
 package access_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -241,7 +242,7 @@ func (b *broker) slice(id, service, namespace string, addresses ...string) *disc
 	return es
 }
 
-// aggregate returns an aggregate as member by creates it; without ips, nobody has allocated one.
+// aggregate returns an aggregate as member by, or a, creates it; without ips, nobody has allocated one.
 func (b *broker) aggregate(service, namespace, by string, ips ...string) *v1beta1.ServiceImport {
 	a := clusterset.Aggregate{Service: clusterset.ServiceName{Namespace: namespace, Name: service}, Type: clusterset.ClusterSetIP}
 	for _, ip := range ips {
@@ -252,6 +253,7 @@ func (b *broker) aggregate(service, namespace, by string, ips ...string) *v1beta
 	}
 	si := mcs.Aggregate(a)
 	si.Namespace = b.namespace
+	metav1.SetMetaDataAnnotation(&si.ObjectMeta, isthmus.AnnotationCreatedBy, cmp.Or(by, "a"))
 	return si
 }
 

@@ -23,6 +23,8 @@
 //	aggregates      against taking a Service from its exporters: ClusterSetIP, its families, its allocator
 //	                and the choice of a ClusterSetIP are immutable once written; a write to
 //	                status.clusters adds or removes only the caller; only the last listed member deletes
+//	quotas          against filling the broker: a member that the status of the ClusterSetConfig lists creates
+//	                no more objects of that kind; the quota controller writes that list
 //	clustersetips   against taking addresses of others: a ClusterSetIP comes from the caller's own block
 //
 // All policies refuse owner references and finalizers, with which the garbage collector or a hanging delete would act for
@@ -32,8 +34,8 @@
 // references to pods. Importers check all of them again, because a broker may be older.
 //
 // The policies ignore type and the like of an aggregate, which members ignore, too; a member's claims about itself,
-// which importers check against its registration; and the number of objects. They do not apply to the account that
-// registers members.
+// which importers check against its registration; and, without the quota controller, the number of objects. They do not apply
+// to the account that registers members, nor to that of the quota controller ([QuotaControllerRules]).
 //
 // The policies need Kubernetes 1.31: they are stable since 1.30, and CEL has IP addresses since 1.31. Refusals are 403
 // Forbidden, and name the wrong field and the right value.

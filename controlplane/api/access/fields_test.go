@@ -159,15 +159,15 @@ func (b *broker) attacksOnFields() map[string]attack {
 	agreeing := func(name string, edit func(*aggregate), because string) {
 		all["aggregate: "+name] = attack{do: create(alter(b.aggregate("fresh", "demo", "a", "243.0.0.8"), edit)), because: because}
 	}
-	agreeing("port 0", func(s *aggregate) { s.Spec.Ports = []v1beta1.ServicePort{{Port: 0}} }, `spec.ports has more than 1000 entries, or a number`)
-	agreeing("many ports", func(s *aggregate) { s.Spec.Ports = ports(1001) }, `spec.ports has more than 1000 entries, or a number`)
+	agreeing("port 0", func(s *aggregate) { s.Spec.Ports = []v1beta1.ServicePort{{Port: 0}} }, `spec.ports has more than 16 entries, a number`)
+	agreeing("many ports", func(s *aggregate) { s.Spec.Ports = ports(17) }, `spec.ports has more than 16 entries, a number`)
 	agreeing("annotation of another", func(s *aggregate) { metav1.SetMetaDataAnnotation(&s.ObjectMeta, "example.com/x", "y") }, `metadata.annotations may have only these keys`)
 	agreeing("a large annotation", func(s *aggregate) {
 		metav1.SetMetaDataAnnotation(&s.ObjectMeta, "example.com/x", strings.Repeat("1", 100_000))
 	}, `metadata.annotations may have only these keys`)
 	all["aggregate: ports of another's"] = attack{
 		do:      update(b, b.aggregate("shop", "demo", "b", "243.2.0.1"), func(s *aggregate) { s.Spec.Ports = []v1beta1.ServicePort{{Port: 0}} }),
-		because: `spec.ports has more than 1000 entries, or a number`,
+		because: `spec.ports has more than 16 entries, a number`,
 	}
 	return all
 }

@@ -149,7 +149,8 @@ func TestHostileMember(t *testing.T) {
 	bare := b.aggregate("bare", "demo", "")      // one without an address, which b exports
 	b.write(bare)
 	b.list(bare, "b")
-	declined := b.aggregate("declined", "demo", "") // one for which b wants none
+	b.write(alter(b.aggregate("authorless", "demo", ""), func(s *v1beta1.ServiceImport) { s.Annotations = nil })) // by an older member
+	declined := b.aggregate("declined", "demo", "")                                                               // one for which b wants none
 	metav1.SetMetaDataAnnotation(&declined.ObjectMeta, isthmus.AnnotationUseClusterSetIP, "false")
 	b.write(declined)
 	old := b.aggregate("old", "demo", "b", "243.2.0.9") // one that says nothing of use-clusterset-ip

@@ -238,7 +238,7 @@ func TestFormerAndForeignAccounts(t *testing.T) {
 		"stranger": {
 			"record":    create(b.record("stranger", "fresh", "demo")),
 			"slice":     create(b.slice("stranger", "fresh", "demo")),
-			"aggregate": create(b.aggregate("fresh", "demo", "")),
+			"aggregate": create(b.aggregate("fresh", "demo", "stranger")),
 			"status":    mergeStatus(b.aggregate("shop", "demo", ""), `{"status":{"clusters":[{"cluster":"a"},{"cluster":"stranger"}]}}`),
 			"lease":     create(b.lease("stranger")),
 		},

@@ -149,6 +149,7 @@ func (b *Broker) create(ctx context.Context, want clusterset.Aggregate) (cluster
 	si := mcs.Aggregate(want)
 	si.Namespace = b.cfg.Namespace
 	si.Status = v1beta1.ServiceImportStatus{}
+	metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationCreatedBy, string(b.cfg.Self))
 	err := b.client.Create(ctx, si)
 	if apierrors.IsAlreadyExists(err) {
 		return b.read(ctx, want.Service)

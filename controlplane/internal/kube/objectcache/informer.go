@@ -48,8 +48,10 @@ type Source struct {
 	// Keep, if not nil, reports whether an object is kept. It is called before Trim.
 	Keep func(client.Object) bool
 	// Trim, if not nil, returns the object without the fields that the caller does not need. Managed fields are removed
-	// before.
+	// before, unless ManagedFields is set.
 	Trim toolscache.TransformFunc
+	// ManagedFields keeps the managed fields, for a caller that needs the size of an object.
+	ManagedFields bool
 }
 
 // Config describes an Informer of items of type T that are found by an index of type K.
@@ -190,7 +192,9 @@ func (i *Informer[T, K]) arrive(obj any) (*arrival[T], error) {
 	if i.cfg.Keep != nil && !i.cfg.Keep(o) {
 		return &arrival[T]{name: client.ObjectKeyFromObject(o), version: strings.Clone(o.GetResourceVersion())}, nil
 	}
-	o.SetManagedFields(nil)
+	if !i.cfg.ManagedFields {
+		o.SetManagedFields(nil)
+	}
 	if i.cfg.Trim != nil {
 		trimmed, err := i.cfg.Trim(o)
 		if err != nil {

@@ -1,0 +1,128 @@
+package quota
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// Kinds that only the quota controller of the broker counts. Readers ignore these objects, or these parts of them.
+const (
+	StorageBytes Kind = "storageBytes"
+	Tombstones   Kind = "tombstones"
+	Aggregates   Kind = "aggregates"
+)
+
+// StorageFactor times its quota is the most that the quota controller leaves of a member's objects on the broker.
+const StorageFactor = 2
+
+// StorageKinds lists the kinds that the quota controller counts, in the order in which people read them.
+func StorageKinds() []Kind {
+	return []Kind{Services, Ports, Slices, Endpoints, MetadataBytes, StorageBytes, Tombstones, Aggregates}
+}
+
+// Stored is what a member has on the broker, admitted or not, or the limits. Of Amounts it ignores PortsPerService, which is
+// about one object.
+type Stored struct {
+	Amounts
+
+	StorageBytes int // the size of the objects
+	Tombstones   int
+	Aggregates   int // aggregates that the member created and beside which no record stands
+}
+
+// StorageLimits returns the limits that a ClusterSetConfig sets. A member may have as many tombstones and aggregates as
+// services: every service may be withdrawn at once, and every aggregate is created before its record.
+func StorageLimits(q *v1alpha1.Quotas) Stored {
+	limits := Stored{Amounts: Limits(q), StorageBytes: 256 << 20}
+	limits.Tombstones, limits.Aggregates = limits.Services, limits.Services
+	if q != nil && q.StorageBytes > 0 {
+		limits.StorageBytes = int(q.StorageBytes)
+	}
+	return limits
+}
+
+// Get returns the amount of one kind.
+func (s Stored) Get(k Kind) int {
+	switch k {
+	case StorageBytes:
+		return s.StorageBytes
+	case Tombstones:
+		return s.Tombstones
+	case Aggregates:
+		return s.Aggregates
+	}
+	return s.Amounts.Get(k)
+}
+
+// Plus returns s with o added.
+func (s Stored) Plus(o Stored) Stored {
+	return Stored{s.Amounts.Plus(o.Amounts), s.StorageBytes + o.StorageBytes, s.Tombstones + o.Tombstones, s.Aggregates + o.Aggregates}
+}
+
+// Minus returns s with o removed.
+func (s Stored) Minus(o Stored) Stored {
+	return Stored{s.Amounts.Minus(o.Amounts), s.StorageBytes - o.StorageBytes, s.Tombstones - o.Tombstones, s.Aggregates - o.Aggregates}
+}
+
+// Over returns the kinds of which s is more than factor times the limit.
+func (s Stored) Over(limits Stored, factor int) []Kind {
+	return slices.DeleteFunc(StorageKinds(), func(k Kind) bool { return s.Get(k) <= factor*limits.Get(k) })
+}
+
+// Class tells apart the objects of a member on the broker.
+type Class int
+
+// The classes, in the order in which they get what is left of a limit that they share.
+const (
+	RecordClass Class = iota
+	SliceClass
+	TombstoneClass
+	AggregateClass
+	classes
+)
+
+// Object is one object of a member on the broker.
+type Object struct {
+	Class    Class
+	Name     string
+	Created  time.Time // by the broker
+	Uses     Stored
+	Admitted bool // readers use it: it is never in excess
+}
+
+// Excess returns the objects that a member has beyond StorageFactor times its quota, youngest first. All admitted objects stay.
+// Of the others of a class those stay that are older than the first that does not fit any more: it is the order of [Judge], so
+// that the remaining objects are those that readers would admit next, and a restart decides alike.
+func Excess(limits Stored, objects []Object) []Object {
+	var total Stored
+	var rest [classes][]Object
+	for _, o := range objects {
+		if o.Admitted {
+			total = total.Plus(o.Uses)
+			continue
+		}
+		rest[o.Class] = append(rest[o.Class], o)
+	}
+	var excess []Object
+	for _, class := range rest {
+		slices.SortFunc(class, olderFirst)
+		for i, o := range class {
+			with := total.Plus(o.Uses)
+			if slices.ContainsFunc(with.Over(limits, StorageFactor), func(k Kind) bool { return o.Uses.Get(k) > 0 }) {
+				excess = append(excess, class[i:]...)
+				break
+			}
+			total = with
+		}
+	}
+	slices.SortFunc(excess, func(a, b Object) int { return olderFirst(b, a) })
+	return excess
+}
+
+func olderFirst(a, b Object) int {
+	return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name))
+}
