@@ -94,35 +94,35 @@ type Object struct {
 	Admitted bool // readers use it: it is never in excess
 }
 
-// Excess returns the objects that a member has beyond StorageFactor times its quota, youngest first. All admitted objects stay.
-// Of the others of a class those stay that are older than the first that does not fit any more: it is the order of [Judge], so
-// that the remaining objects are those that readers would admit next, and a restart decides alike.
-func Excess(limits Stored, objects []Object) []Object {
+// Excess returns the indexes of the objects that a member has beyond StorageFactor times its quota, youngest first. All admitted
+// objects stay. Of the others of a class those stay that are older than the first that does not fit any more: it is the order of
+// [Judge], so that the remaining objects are those that readers would admit next, and a restart decides alike.
+func Excess(limits Stored, objects []Object) []int {
 	var total Stored
-	var rest [classes][]Object
-	for _, o := range objects {
+	var rest [classes][]int
+	for i, o := range objects {
 		if o.Admitted {
 			total = total.Plus(o.Uses)
 			continue
 		}
-		rest[o.Class] = append(rest[o.Class], o)
+		rest[o.Class] = append(rest[o.Class], i)
 	}
-	var excess []Object
+	olderFirst := func(a, b int) int {
+		return cmp.Or(objects[a].Created.Compare(objects[b].Created), strings.Compare(objects[a].Name, objects[b].Name))
+	}
+	var excess []int
 	for _, class := range rest {
 		slices.SortFunc(class, olderFirst)
-		for i, o := range class {
-			with := total.Plus(o.Uses)
-			if slices.ContainsFunc(with.Over(limits, StorageFactor), func(k Kind) bool { return o.Uses.Get(k) > 0 }) {
-				excess = append(excess, class[i:]...)
+		for n, i := range class {
+			uses := objects[i].Uses
+			with := total.Plus(uses)
+			if slices.ContainsFunc(with.Over(limits, StorageFactor), func(k Kind) bool { return uses.Get(k) > 0 }) {
+				excess = append(excess, class[n:]...)
 				break
 			}
 			total = with
 		}
 	}
-	slices.SortFunc(excess, func(a, b Object) int { return olderFirst(b, a) })
+	slices.SortFunc(excess, func(a, b int) int { return olderFirst(b, a) })
 	return excess
-}
-
-func olderFirst(a, b Object) int {
-	return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name))
 }
