@@ -1,8 +1,10 @@
 package broker_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/quotacontroller"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -83,6 +86,75 @@ func TestQuotaOfServices(t *testing.T) {
 	w.quotas(v1alpha1.Quotas{Services: 3})
 	w.b.wants("fifth", helloOfA)
 	w.a.condition("fifth", "Ready", metav1.ConditionTrue, "Exported")
+}
+
+// runQuotaController runs the quota controller of the broker until the test ends.
+func (w *testbed) runQuotaController() {
+	w.t.Helper()
+	c, err := quotacontroller.New(quotacontroller.Config{REST: w.serverSet.broker.Config(w.t), Namespace: w.brokerNS, Log: slog.New(slog.DiscardHandler)})
+	w.noError(err)
+	ctx, cancel := context.WithCancel(w.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	w.t.Cleanup(func() {
+		cancel()
+		w.noError(<-ended)
+	})
+	w.eventually(func() error {
+		if s := c.State(); !s.Leader || s.Waiting != "" {
+			return fmt.Errorf("the quota controller: %+v", s)
+		}
+		return nil
+	})
+}
+
+// The broker has a quota controller. Cluster a exports one Service more than its quota, so the broker refuses a further one: its
+// ServiceExport has the reason and the remedy. What worked before goes on: a published Service gets new endpoints and new slices.
+// When others go, the refused export is published.
+func TestQuotaControllerRefusesExport(t *testing.T) {
+	w := newTestbed(t)
+	w.quotas(v1alpha1.Quotas{Services: 2})
+	w.runQuotaController()
+	w.run()
+	for _, name := range []string{"first", "second"} {
+		w.a.service(name)
+		w.a.export(name)
+		w.b.wants(name, helloOfA)
+		w.laterThan(w.a, name)
+	}
+	w.a.service("third")
+	w.a.export("third")
+	w.a.condition("third", "Ready", metav1.ConditionFalse, "QuotaExceeded")
+	w.eventually(func() error {
+		config := &v1alpha1.ClusterSetConfig{}
+		w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.ClusterSetConfigName}, config))
+		if all := config.Status.OverQuota; len(all) != 1 || all[0].Member != "a" || all[0].Kind != "services" || all[0].Used != 3 || all[0].Limit != 2 {
+			return fmt.Errorf("over quota: %+v", all)
+		}
+		return nil
+	})
+	w.a.service("fourth")
+	w.a.export("fourth")
+	w.eventually(func() error {
+		message := w.a.condition("fourth", "Ready", metav1.ConditionFalse, "QuotaExceeded")
+		if !strings.Contains(message, "the broker refuses the export: member a has 3 services of at most 2") || !strings.Contains(message, "raise spec.quotas.services") {
+			return fmt.Errorf("the message is %q", message)
+		}
+		return nil
+	})
+	var first corev1.Service
+	w.noError(w.a.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "first"}, &first))
+	w.a.slice(&first, corev1.IPv4Protocol, 77)
+	w.eventually(func() error {
+		if _, slices := w.b.imported("first"); !strings.Contains(fmt.Sprint(flatten(slices)), ".77") {
+			return fmt.Errorf("b has %v", flatten(slices))
+		}
+		return nil
+	})
+	w.a.unexport("second")
+	w.a.unexport("third")
+	w.b.wants("fourth", helloOfA)
+	w.a.condition("fourth", "Ready", metav1.ConditionTrue, "Exported")
 }
 
 // A member sends several times its quota of everything. In each importer its objects and their bytes stay within the quota, and

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -155,7 +156,7 @@ func (b *Broker) create(ctx context.Context, want clusterset.Aggregate) (cluster
 		return b.read(ctx, want.Service)
 	}
 	if err != nil {
-		return clusterset.Aggregate{}, nil, wrap("create aggregate", si.Name, err)
+		return clusterset.Aggregate{}, nil, quota.WithRefusal(wrap("create aggregate", si.Name, err), true)
 	}
 	want.Clusters = nil
 	return want, si, nil

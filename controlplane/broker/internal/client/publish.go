@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/slicesync"
@@ -29,7 +30,7 @@ func (b *Broker) Publish(ctx context.Context, e clusterset.Export, endpoints []*
 		return wrote, err
 	}
 	recorded, recordErr := b.publishRecord(ctx, e, since)
-	return wrote || recorded, errors.Join(err, recordErr)
+	return wrote || recorded, errors.Join(quota.WithRefusal(recordErr, true), quota.WithRefusal(err, false))
 }
 
 // publishRecord writes this member's record of e if it differs, and reports whether it did.

@@ -43,6 +43,8 @@ const (
 	withdrawalGrace = 10 * time.Second
 	// exhaustedRetry is the delay after a full pool. No event tells when another Service frees an address.
 	exhaustedRetry = 5 * time.Second
+	// refusedRetry is the delay after the broker refused a new object because this member has too many.
+	refusedRetry = 5 * time.Second
 )
 
 // bySlices indexes the member's EndpointSlices by the Service they belong to.
@@ -291,6 +293,10 @@ func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) ou
 	}
 	e.WantsIP = mcs.WantsIP(in.export, e.Type, r.Settings.UseIP)
 	o, err := r.publishExport(ctx, in, e, omitted, since)
+	if refusal := (*quota.Refusal)(nil); errors.As(err, &refusal) {
+		waits := mcs.NotReady(mcs.ReasonQuotaExceeded, "the broker refuses the export: "+refusal.Reason)
+		return outcome{conditions: []metav1.Condition{mcs.Valid(), waits}, again: refusedRetry}
+	}
 	if err != nil {
 		return failed(err)
 	}
@@ -334,6 +340,10 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		}
 	}
 	wrote, err := r.Broker.Publish(ctx, e, endpoints, since)
+	if refusal := (*quota.Refusal)(nil); errors.As(err, &refusal) && !refusal.Unpublished {
+		ready.Reason, ready.Message = string(mcs.ReasonQuotaExceeded), ready.Message+", without EndpointSlices that the broker refuses: "+refusal.Reason
+		return outcome{conditions: []metav1.Condition{mcs.Valid(), ready}, again: refusedRetry}, nil
+	}
 	if err != nil {
 		return outcome{}, err
 	}

@@ -73,6 +73,37 @@ func (s Stored) Over(limits Stored, factor int) []Kind {
 	return slices.DeleteFunc(StorageKinds(), func(k Kind) bool { return s.Get(k) <= factor*limits.Get(k) })
 }
 
+// refusalMark begins the reason of the admission policy "quotas" of the broker.
+const refusalMark = "QuotaExceeded: "
+
+// Refusal is an error of the broker, which refused a new object of this member because the member has too many.
+type Refusal struct {
+	Reason string // of the broker; it names the quota and the remedy
+	// Unpublished means that the export is not on the broker. Otherwise only some of its EndpointSlices are not.
+	Unpublished bool
+
+	err error
+}
+
+// Error returns the whole error.
+func (r *Refusal) Error() string { return r.err.Error() }
+
+// Unwrap returns the error of the broker.
+func (r *Refusal) Unwrap() error { return r.err }
+
+// WithRefusal returns err, an error of the broker, as a Refusal if it is one.
+func WithRefusal(err error, unpublished bool) error {
+	if err == nil {
+		return nil
+	}
+	_, reason, found := strings.Cut(err.Error(), refusalMark)
+	if !found {
+		return err
+	}
+	reason, _, _ = strings.Cut(reason, "\n") // of several refusals
+	return &Refusal{Reason: reason, Unpublished: unpublished, err: err}
+}
+
 // Class tells apart the objects of a member on the broker.
 type Class int
 
