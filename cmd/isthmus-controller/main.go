@@ -13,8 +13,10 @@ import (
 	"os"
 	"runtime/debug"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 
@@ -25,6 +27,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/zoneask"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
+	"github.com/isthmus-net/isthmus/controlplane/broker/quotacontroller"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
@@ -48,6 +51,8 @@ type settings struct {
 	logLevel         slog.Level
 	federation       bool
 	machines, clouds string
+	quotaController  bool
+	aggregateGrace   time.Duration
 	broker           broker.Settings
 }
 
@@ -67,6 +72,10 @@ machines outside of the cluster: for ExternalWorkloads, and for servers of the c
 --machines names. Without a broker kubeconfig it runs the federation alone. isthmusctl
 federation creates one.
 
+With --quota-controller it runs beside a broker instead, and needs no membership: it refuses new
+objects of members that exceed their quotas, deletes what a member has beyond twice its quota, and
+deletes aggregates without exporters. isthmusctl deploy-broker grants its rights.
+
 It serves /healthz, /readyz, /metrics and /status (JSON). While the broker is away it
 changes nothing, is not ready, and retries.`,
 		Example: `  # In a pod: the cluster's own API server, and the broker of the mounted Secret
@@ -79,7 +88,10 @@ changes nothing, is not ready, and retries.`,
   isthmus-controller --federation
 
   # The same, with virtual machines of OpenStack as Services
-  isthmus-controller --federation --machines=machines.yaml --clouds=clouds.yaml`,
+  isthmus-controller --federation --machines=machines.yaml --clouds=clouds.yaml
+
+  # The quota controller of a broker, outside of its cluster
+  isthmus-controller --quota-controller --namespace=isthmus-broker --kubeconfig=broker.kubeconfig`,
 		Args:          usage.NoArgs,
 		Version:       version.String(),
 		SilenceUsage:  true,
@@ -90,12 +102,21 @@ changes nothing, is not ready, and retries.`,
 	f := cmd.Flags()
 	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of this cluster (default: that of the pod)")
 	f.StringVar(&s.brokerKubeconfig, "broker-kubeconfig", "/etc/isthmus/broker/kubeconfig", "kubeconfig of the broker; its context names the broker's namespace")
-	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "installation namespace of Isthmus, which contains this cluster's Member")
+	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "installation namespace of Isthmus, which contains this cluster's Member; with --quota-controller, the broker's namespace")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
 	f.BoolVar(&s.federation, "federation", false, "also run the federation's controller, configured by this cluster's Federation object")
+	f.BoolVar(&s.quotaController, "quota-controller", false, "run the quota controller of the broker in --namespace, and nothing else")
+	f.DurationVar(&s.aggregateGrace, "aggregate-grace", quotacontroller.DefaultGrace, "how long the quota controller keeps an aggregate without an export record")
 	f.StringVar(&s.machines, "machines", "", "file that lists the clouds whose servers may be endpoints of Services; requires --federation (default: no clouds)")
 	f.StringVar(&s.clouds, "clouds", "", "clouds.yaml with the entries that --machines names (default: that of OpenStack's own clients)")
-	p := &s.broker
+	bindBroker(f, &s.broker)
+	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
+	f.TextVar(&s.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	return cmd
+}
+
+// bindBroker adds the flags of the controller of a broker's member.
+func bindBroker(f *pflag.FlagSet, p *broker.Settings) {
 	f.StringVar(&p.Profile, "profile", "", "kep or lighthouse: the defaults of the settings below (default: the registered one, initially kep)")
 	f.StringVar(&p.ClusterSetIP, "clusterset-ip", "", "enabled or disabled: whether a Service gets a ClusterSetIP by default (default: as registered)")
 	f.StringVar(&p.PortMerge, "port-merge", "", "union or intersection of the ports of all exporters (default: the profile's)")
@@ -106,9 +127,6 @@ changes nothing, is not ready, and retries.`,
 	f.StringSliceVar(&p.RestrictedNamespaces, "restricted-namespaces", broker.DefaultRestrictedNamespaces, "patterns of namespaces that are neither exported nor imported")
 	f.DurationVar(&p.Quarantine, "clusterset-ip-quarantine", 0, "how long a released ClusterSetIP is not allocated again (default: 5m times --time-scale)")
 	f.Float64Var(&p.TimeScale, "time-scale", 1, "factor of every Lease, TTL and window, for drills: 0.1 is ten times as fast; use the same in all clusters")
-	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
-	f.TextVar(&s.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	return cmd
 }
 
 // run runs the controller, its part of the federation and the HTTP server until ctx ends.
@@ -127,6 +145,9 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return err
+	}
+	if s.quotaController {
+		return runQuotaController(ctx, s, local, log)
 	}
 	var parts parts
 	if s.federation {

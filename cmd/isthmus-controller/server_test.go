@@ -103,6 +103,61 @@ func TestStart(t *testing.T) {
 	}
 }
 
+// TestQuotaController starts the quota controller of a broker: while the namespace is none it is healthy, and says what is missing;
+// with a ClusterSetConfig it is ready.
+func TestQuotaController(t *testing.T) {
+	cfg := apitest.StartEmpty(t)
+	all, err := crds.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := envtest.InstallCRDs(cfg, envtest.CRDInstallOptions{CRDs: all}); err != nil {
+		t.Fatal(err)
+	}
+	scheme, err := membership.NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const namespace = "isthmus-broker"
+	if err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}); err != nil {
+		t.Fatal(err)
+	}
+	s := settings{
+		kubeconfig: kubeconfig(t, &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}, &clientcmdapi.AuthInfo{Token: cfg.BearerToken}, ""),
+		namespace:  namespace, listen: unusedAddress(t), logFormat: "text", logLevel: slog.LevelError, quotaController: true,
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx, s, io.Discard) }()
+	await(t, ended, func() bool {
+		code, body := get(s.listen, "/readyz")
+		return code == http.StatusServiceUnavailable && strings.HasPrefix(body, "namespace isthmus-broker has no ClusterSetConfig, so it is not a broker; run isthmusctl deploy-broker")
+	})
+	if code, body := get(s.listen, "/healthz"); code != http.StatusOK {
+		t.Errorf("it is not healthy: %d %s", code, body)
+	}
+	config := &v1alpha1.ClusterSetConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.ClusterSetConfigName},
+		Spec:       v1alpha1.ClusterSetConfigSpec{ClusterSetID: "test", Members: []v1alpha1.MemberBlocks{{ClusterID: "a"}}},
+	}
+	if err := c.Create(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	await(t, ended, func() bool {
+		code, _ := get(s.listen, "/readyz")
+		_, metrics := get(s.listen, "/metrics")
+		return code == http.StatusOK && strings.Contains(metrics, `isthmus_controller_stored_limit{cluster="a",kind="storageBytes"} 2.68435456e+08`)
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("run returns %v after a cancel", err)
+	}
+}
+
 func member(id string) *v1alpha1.Member {
 	return &v1alpha1.Member{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "isthmus-system", Name: id},
