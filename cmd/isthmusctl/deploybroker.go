@@ -28,12 +28,17 @@ func deployBrokerCommand() *cobra.Command {
 		Short: "Make a cluster the broker of a ClusterSet",
 		Long: `Make a cluster the broker of a ClusterSet, and write the file with which clusters join it.
 
-The broker runs no program of Isthmus: it is a namespace with a few CRDs, and with admission policies that
-restrict each member to its own objects. A second run keeps all settings that no flag names, and writes a new
-file; the earlier one stays valid until it expires. Members apply changed settings when they join again.`,
+The broker is a namespace with a few CRDs, and with admission policies that restrict each member to its own
+objects. It needs no program of Isthmus. A quota controller, which is optional, bounds what each member stores
+there: give --quota-controller where the broker's cluster can run pods, or run isthmus-controller
+--quota-controller elsewhere with a token of ServiceAccount isthmus-quota-controller.
+
+A second run keeps all settings that no flag names, and writes a new file; the earlier one stays valid until it
+expires. Members apply changed settings when they join again.`,
 		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig -o broker-info.yaml
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --clusterset-ip-cidr-range 243.0.0.0/8,fd00:10::/48
-  isthmusctl deploy-broker --kubeconfig broker.kubeconfig --profile lighthouse`,
+  isthmusctl deploy-broker --kubeconfig broker.kubeconfig --profile lighthouse
+  isthmusctl deploy-broker --kubeconfig broker.kubeconfig --quota-controller isthmus/controller:v1.2.3`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
@@ -66,6 +71,7 @@ file; the earlier one stays valid until it expires. Members apply changed settin
 	choice(f, &b.Settings.TypeConflict, "type-conflict", "treatment of exporters whose type differs from the import's", v1alpha1.TypeConflictMerge, v1alpha1.TypeConflictExclude)
 	choice(f, &b.Settings.Endpoints, "endpoints", "endpoints that members export, those of pods or of the Service", v1alpha1.EndpointsPods, v1alpha1.EndpointsServiceVIP)
 	choice(f, &b.Settings.ConflictPrecedence, "conflict-precedence", "time by which the oldest export is determined", v1alpha1.PrecedenceExportTime, v1alpha1.PrecedenceBrokerTime)
+	f.StringVar(&b.QuotaController, "quota-controller", "", "image of isthmus-controller with which the broker's cluster runs the quota controller; none removes it (default: what is deployed stays)")
 	f.DurationVar(&b.TokenTTL, "valid-for", 24*time.Hour, "lifetime of the file")
 	f.StringVarP(&output, "output", "o", "broker-info.yaml", "file to write, readable by its owner only")
 	return cmd

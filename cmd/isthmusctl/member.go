@@ -52,7 +52,12 @@ type memberListed struct {
 	Seen    *time.Time            `json:"seen,omitempty"` // the last renewal of its Lease
 	Revoked bool                  `json:"revoked,omitempty"`
 	Quotas  []membership.QuotaUse `json:"quotas,omitempty"`
+	// OverQuota are the quotas that it exceeds on the broker, which refuses new objects of these kinds.
+	OverQuota []v1alpha1.OverQuota `json:"overQuota,omitempty"`
 }
+
+// unboundedNote tells that no quota controller runs.
+const unboundedNote = "no quota controller runs: nothing bounds what a member stores on the broker; run isthmusctl deploy-broker --quota-controller IMAGE, or isthmus-controller --quota-controller elsewhere"
 
 func memberListCommand() *cobra.Command {
 	var t target
@@ -61,8 +66,9 @@ func memberListCommand() *cobra.Command {
 		Use:   "list",
 		Short: "List the members of a ClusterSet",
 		Long: `List the members of a ClusterSet, with their addresses, the last renewal of their Leases, and their quotas: what each
-member uses of each limit, and how many of its objects wait because a limit is reached. A former member is shown for an
-hour.`,
+member uses of each limit, and how many of its objects wait because a limit is reached. If a quota controller runs, a
+member that stores more than its quota on the broker is shown, which creates no more objects of that kind there. Of
+tombstones and aggregates it may have as many as services. A former member is shown for an hour.`,
 		Example: `  isthmusctl member list --kubeconfig broker.kubeconfig
   isthmusctl member list --kubeconfig broker.kubeconfig -o json`,
 		Args: usage.NoArgs,
@@ -82,13 +88,23 @@ hour.`,
 			if err != nil {
 				return explainBroker(err, t)
 			}
+			over, running, err := membership.OverQuota(cmd.Context(), c, namespace)
+			if err != nil {
+				return explainBroker(err, t)
+			}
 			members := []memberListed{}
 			for _, r := range registered {
-				m := memberListed{MemberSpec: r.Spec, Revoked: r.Revoked, Quotas: quotas[r.Spec.ClusterID]}
+				id := r.Spec.ClusterID
+				m := memberListed{MemberSpec: r.Spec, Revoked: r.Revoked, Quotas: quotas[id], OverQuota: over[id]}
 				if !r.Seen.IsZero() {
 					m.Seen = &r.Seen
 				}
 				members = append(members, m)
+			}
+			if !running {
+				if err := printNotes(cmd, unboundedNote); err != nil {
+					return err
+				}
 			}
 			if format == "json" {
 				return writeJSON(cmd.OutOrStdout(), members)
@@ -130,7 +146,26 @@ func writeMembers(out io.Writer, members []memberListed, now time.Time) error {
 	if err := w.Flush(); err != nil { // the errors of all writes
 		return err
 	}
-	return writeQuotas(out, members)
+	if err := writeQuotas(out, members); err != nil {
+		return err
+	}
+	return writeOverQuota(out, members, now)
+}
+
+// writeOverQuota prints the quotas that members exceed on the broker.
+func writeOverQuota(out io.Writer, members []memberListed, now time.Time) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	headed := false
+	for _, m := range members {
+		for _, o := range m.OverQuota {
+			if !headed {
+				fmt.Fprint(w, "\nOVER QUOTA\tSTORES\tLIMIT\tSINCE\n")
+				headed = true
+			}
+			fmt.Fprintf(w, "%s\t%d %s\t%d\t%s; the broker refuses new ones\n", m.ClusterID, o.Used, o.Kind, o.Limit, ago(now, o.Since.Time))
+		}
+	}
+	return w.Flush()
 }
 
 // writeQuotas prints what members use of their quotas, and what waits.

@@ -3,6 +3,9 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
@@ -18,6 +21,21 @@ func TestWriteQuotas(t *testing.T) {
 	})
 	want := "\nQUOTAS  SERVICES      PORTS\na       2/2 (1 wait)  2/20\nb       0/2           0/20\n"
 	if err != nil || out.String() != want {
+		t.Errorf("printed %q, %v; want %q", out.String(), err, want)
+	}
+}
+
+// The table of members beyond their quotas is there only if there are some.
+func TestWriteOverQuota(t *testing.T) {
+	now := time.Now()
+	var out strings.Builder
+	members := []memberListed{{MemberSpec: v1alpha1.MemberSpec{ClusterID: "a"}}}
+	if err := writeOverQuota(&out, members, now); err != nil || out.String() != "" {
+		t.Errorf("printed %q, %v; want nothing", out.String(), err)
+	}
+	members[0].OverQuota = []v1alpha1.OverQuota{{Member: "a", Kind: "services", Used: 12, Limit: 10, Since: metav1.NewTime(now.Add(-time.Minute))}}
+	want := "\nOVER QUOTA  STORES       LIMIT  SINCE\na           12 services  10     60s ago; the broker refuses new ones\n"
+	if err := writeOverQuota(&out, members, now); err != nil || out.String() != want {
 		t.Errorf("printed %q, %v; want %q", out.String(), err, want)
 	}
 }

@@ -47,6 +47,9 @@ type Broker struct {
 	Ranges              []netip.Prefix
 	ClusterSize         int64 // addresses of a new member's IPv4 block
 	Settings            v1alpha1.Settings
+	// QuotaController is the image of isthmus-controller with which the cluster runs the quota controller: "" keeps what there is,
+	// NoQuotaController removes it.
+	QuotaController string
 	// TokenTTL is the lifetime of the BrokerInfo. The API server may grant less.
 	TokenTTL time.Duration
 	// Server and CA (PEM) are the address of the broker for members, and its certificate authority.
@@ -94,6 +97,9 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 		if err != nil {
 			return d, err
 		}
+	}
+	if err := b.quotaController(ctx, c); err != nil {
+		return d, err
 	}
 	if err := publishBlocks(ctx, c, b.Namespace); err != nil {
 		return d, err

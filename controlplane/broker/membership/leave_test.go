@@ -302,8 +302,8 @@ func TestLeave(t *testing.T) {
 		"EndpointSlice leave/b.both.demo-*", "EndpointSlice leave/b.soon.demo-*", "EndpointSlice leave/b.theirs.demo-*", "EndpointSlice leave/somebodys",
 		"ExportRecord leave/b.both.demo", "ExportRecord leave/b.soon.demo", "ExportRecord leave/b.theirs.demo",
 		"Lease leave/member-b", "Member leave/a left", "Member leave/b",
-		"RoleBinding leave/isthmus-join", "RoleBinding leave/member-b",
-		"Secret leave/member-b-token", "ServiceAccount leave/isthmus-join", "ServiceAccount leave/member-b",
+		"RoleBinding leave/isthmus-join", "RoleBinding leave/isthmus-quota-controller", "RoleBinding leave/member-b",
+		"Secret leave/member-b-token", "ServiceAccount leave/isthmus-join", "ServiceAccount leave/isthmus-quota-controller", "ServiceAccount leave/member-b",
 		"ServiceImport leave/both.demo [b]", "ServiceImport leave/soon.demo []", "ServiceImport leave/theirs.demo [b]",
 	}
 	have := contents(t, asAdmin, ns)
@@ -390,7 +390,8 @@ func TestForceLeave(t *testing.T) {
 	if err != nil || left.AlreadyLeft || left.Exports != 1 || left.Aggregates != 1 {
 		t.Fatalf("left: %+v, %v", left, err)
 	}
-	want := []string{"Member force/a left", "RoleBinding force/isthmus-join", "ServiceAccount force/isthmus-join"}
+	want := []string{"Member force/a left", "RoleBinding force/isthmus-join", "RoleBinding force/isthmus-quota-controller",
+		"ServiceAccount force/isthmus-join", "ServiceAccount force/isthmus-quota-controller"}
 	if diff := cmp.Diff(want, contents(t, asAdmin, ns)); diff != "" {
 		t.Errorf("on the broker (-want +have):\n%s", diff)
 	}
