@@ -14,6 +14,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/tools/bench/internal/setup"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/scale/simulation"
@@ -27,6 +28,9 @@ type sizes struct {
 	manyRate float64
 	large    simulation.Config // many Services
 	wide     simulation.Config // as many endpoints in few Services
+
+	// quotas bound a hostile member, which floods the broker of wide for a turn.
+	quotas v1alpha1.Quotas
 
 	turn time.Duration // the time of changes without a break
 	rest time.Duration // the time that a ClusterSet at rest is observed
@@ -59,7 +63,7 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	for _, part := range []struct {
 		cfg     simulation.Config
 		measure func(context.Context, *testbed, sizes, int) ([]metric.Metric, error)
-	}{{s.pair, pair}, {s.many, many}, {s.large, large}, {s.wide, wide}} {
+	}{{s.pair, pair}, {s.many, many}, {s.large, large}, {s.wide, wide}, {s.wide, worst}} {
 		cfg := part.cfg
 		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = programs.Assets, programs.Controller, programs.Storage, progress
 		if current == nil || current.cfg != cfg {
@@ -217,6 +221,35 @@ func wide(ctx context.Context, b *testbed, s sizes, _ int) ([]metric.Metric, err
 	}
 	name := fmt.Sprintf("controller peak RSS with %d remote endpoints of %d services", s.wide.RemoteEndpoints(), s.wide.Services())
 	return []metric.Metric{{Name: name, Value: mib(max(b.first.Load.Peak, r.Peak)), Unit: "MiB", Better: metric.Lower}}, nil
+}
+
+// worst measures how much the broker's etcd grows when a member sends its worst, without and with the quota controller.
+func worst(ctx context.Context, b *testbed, s sizes, _ int) ([]metric.Metric, error) {
+	if err := b.SetQuotas(ctx, s.quotas); err != nil {
+		return nil, err
+	}
+	free, err := b.Flood(ctx, s.turn, false)
+	if err != nil {
+		return nil, err
+	}
+	stop, err := b.StartQuotaController(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bounded, err := b.Flood(ctx, s.turn, true)
+	if err := errors.Join(err, stop()); err != nil {
+		return nil, err
+	}
+	quota := float64(s.quotas.StorageBytes) / (1 << 20)
+	name := fmt.Sprintf("a member sends its worst for %s, storageBytes %g MiB: ", s.turn, quota)
+	return []metric.Metric{
+		{Name: name + "growth of the broker's etcd without the quota controller", Value: mib(free.Settled), Unit: "MiB", Better: metric.Lower},
+		{Name: name + "the same with it, at the end of the flood", Value: mib(bounded.End), Unit: "MiB", Better: metric.Lower},
+		{Name: name + "the same, after its deletions", Value: mib(bounded.Settled), Unit: "MiB", Bar: new(2*quota + 4), Better: metric.Lower, Limit: new(2 * quota)},
+		{Name: name + "objects without the quota controller", Value: float64(free.Objects), Unit: "objects", Better: metric.Lower},
+		{Name: name + "objects with it, after its deletions", Value: float64(bounded.Objects), Unit: "objects", Better: metric.Lower},
+		{Name: name + "refused creations with it", Value: float64(bounded.Refused), Unit: "requests", Better: metric.Higher},
+	}, nil
 }
 
 // arrived returns an error if a change never arrived. The times of the others would then mean nothing.

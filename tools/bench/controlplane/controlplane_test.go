@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/bench/metric/metrictest"
 	"github.com/isthmus-net/isthmus/tools/scale/simulation"
@@ -16,13 +17,14 @@ func TestRun(t *testing.T) {
 	few := simulation.Config{Members: 2, Exports: 3, Endpoints: 2, Exporter: true}
 	s := sizes{
 		pair: few, pairRate: 20, many: few, manyRate: 20, large: few, wide: few,
-		turn: time.Second, rest: time.Second, imports: 1,
+		quotas: v1alpha1.Quotas{Services: 10, Slices: 10, StorageBytes: 1 << 20},
+		turn:   time.Second, rest: time.Second, imports: 1,
 	}
 	rows, err := run(t.Context(), s, 1, t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrictest.Check(t, rows, 19)
+	metrictest.Check(t, rows, 25)
 	for _, r := range rows {
 		if r.Unit == "MiB" && r.Value == 0 {
 			t.Errorf("%s: 0 MiB", r.Name)

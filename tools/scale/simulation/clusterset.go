@@ -188,7 +188,7 @@ func (w *ClusterSet) startServers(ctx context.Context) error {
 	w.onClose(func() error { return os.RemoveAll(dir) })
 
 	w.say("start API servers, with their data in %s", w.cfg.Storage)
-	users := []string{accountOf(importerID), accountOf(exporterID)}
+	users := []string{accountOf(importerID), accountOf(exporterID), quotaControllerUser}
 	for i := range w.cfg.Members {
 		users = append(users, accountOf(simulatedID(i)))
 	}

@@ -1,0 +1,277 @@
+package simulation
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/process"
+	"github.com/isthmus-net/isthmus/tools/scrape"
+)
+
+const (
+	// flooders is how many requests the hostile member has in flight.
+	flooders = 16
+	// settleTimeout is how long the quota controller may take to delete what is beyond twice the quota.
+	settleTimeout = 5 * time.Minute
+)
+
+// quotaControllerUser is the user that the quota controller has on the broker.
+const quotaControllerUser = "system:serviceaccount:" + v1alpha1.DefaultBrokerNamespace + ":" + v1alpha1.QuotaController
+
+// Flood is what a hostile member achieves.
+type Flood struct {
+	Created, Refused int64
+	// End and Settled are how much the broker's etcd grew, without old revisions: at the end of the flood, and after the quota
+	// controller came to rest.
+	End, Settled int64
+	// Objects is how many of its objects are left.
+	Objects int
+}
+
+// SetQuotas sets the quotas of the ClusterSet.
+func (w *ClusterSet) SetQuotas(ctx context.Context, q v1alpha1.Quotas) error {
+	config := &v1alpha1.ClusterSetConfig{}
+	key := client.ObjectKey{Namespace: v1alpha1.DefaultBrokerNamespace, Name: v1alpha1.ClusterSetConfigName}
+	if err := w.admin.Get(ctx, key, config); err != nil {
+		return err
+	}
+	config.Spec.Quotas = &q
+	return w.admin.Update(ctx, config)
+}
+
+// StartQuotaController starts the broker's quota controller, and waits until it has counted all objects. The returned function
+// ends it.
+func (w *ClusterSet) StartQuotaController(ctx context.Context) (stop func() error, err error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("find a free port: %w", err)
+	}
+	m := &member{dir: filepath.Join(w.dir, "broker"), listen: listener.Addr().String()}
+	path := m.path("quota.kubeconfig")
+	if err := errors.Join(listener.Close(), w.broker.WriteKubeconfig(path, quotaControllerUser, w.broker.Address(), v1alpha1.DefaultBrokerNamespace)); err != nil {
+		return nil, err
+	}
+	p, err := process.Start(w.cfg.Controller, m.path("quota-controller.log"),
+		"--quota-controller", "--namespace="+v1alpha1.DefaultBrokerNamespace, "--kubeconfig="+path, "--listen="+m.listen)
+	if err != nil {
+		return nil, err
+	}
+	metric := "isthmus_controller_stored_limit" // published by the leader alone
+	err = w.await(ctx, time.Minute, look, "the quota controller does not count", func() (bool, error) {
+		samples, err := scrape.Get(ctx, plain, "http://"+m.listen+"/metrics", metric)
+		return err == nil && scrape.Sum(samples, metric) > 0, nil
+	})
+	if err != nil {
+		return nil, errors.Join(err, p.Stop())
+	}
+	return p.Stop, nil
+}
+
+// Flood lets the first simulated member send its worst for a while: large records, tombstones, full slices and aggregates of
+// Services that nobody exports. Afterwards everything that it wrote is deleted.
+func (w *ClusterSet) Flood(ctx context.Context, d time.Duration, bounded bool) (Flood, error) {
+	id := simulatedID(0)
+	c, err := newClient(w.broker.As(accountOf(id)))
+	if err != nil {
+		return Flood{}, err
+	}
+	before, err := w.stored(ctx)
+	if err != nil {
+		return Flood{}, err
+	}
+	w.say("member %s sends its worst for %s, bounded: %v", id, d, bounded)
+	f, err := flood(ctx, c, id, d)
+	if err != nil {
+		return f, err
+	}
+	end, err := w.stored(ctx)
+	if err != nil {
+		return f, err
+	}
+	f.End = end - before
+	if f.Objects, err = w.settle(ctx, bounded); err != nil {
+		return f, err
+	}
+	settled, err := w.stored(ctx)
+	if err != nil {
+		return f, err
+	}
+	f.Settled = settled - before
+	return f, w.clean(ctx)
+}
+
+func flood(ctx context.Context, c client.Client, id clusterset.ClusterID, d time.Duration) (Flood, error) {
+	var group errgroup.Group
+	var created, refused, next atomic.Int64
+	until := time.Now().Add(d)
+	for range flooders {
+		group.Go(func() error {
+			for ctx.Err() == nil && time.Now().Before(until) {
+				err := c.Create(ctx, worst(id, int(next.Add(1))))
+				switch {
+				case err == nil:
+					created.Add(1)
+				case strings.Contains(err.Error(), "QuotaExceeded"):
+					refused.Add(1)
+				default:
+					return fmt.Errorf("the hostile member: %w", err)
+				}
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	return Flood{Created: created.Load(), Refused: refused.Load()}, errors.Join(err, ctx.Err())
+}
+
+// hostileNamespace is the namespace of all hostile objects.
+const hostileNamespace = "hostile"
+
+// worst returns the n-th object of a hostile member.
+func worst(id clusterset.ClusterID, n int) client.Object {
+	name := clusterset.ServiceName{Namespace: hostileNamespace, Name: fmt.Sprintf("worst-%d", n)}
+	switch n % 4 {
+	case 0:
+		si := mcs.Aggregate(clusterset.Aggregate{Service: name, Type: clusterset.ClusterSetIP})
+		si.Namespace = v1alpha1.DefaultBrokerNamespace
+		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationCreatedBy, string(id))
+		return si
+	case 1:
+		source := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: map[string]string{discoveryv1.LabelServiceName: name.Name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for host := range 250 {
+			source.Endpoints = append(source.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.99.0.%d", host+1)}, NodeName: new(strings.Repeat("n", 63))})
+		}
+		es := mcs.BrokerSlice(source, id)
+		es.Namespace = v1alpha1.DefaultBrokerNamespace
+		return es
+	}
+	r := mcs.ExportRecord(clusterset.Export{
+		Cluster: id, Service: name, ExportedAt: joined, Type: clusterset.ClusterSetIP, Families: []clusterset.Family{clusterset.IPv4},
+		Ports: []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: 80}}, Annotations: map[string]string{"example.org/note": strings.Repeat("x", 60_000)},
+	})
+	r.Namespace = v1alpha1.DefaultBrokerNamespace
+	if n%4 == 3 {
+		r.Spec.WithdrawnAt = new(metav1.Now())
+	}
+	return r
+}
+
+// settle returns the number of hostile objects, with a quota controller after it has deleted nothing for five seconds.
+func (w *ClusterSet) settle(ctx context.Context, bounded bool) (int, error) {
+	const still = 5 * time.Second
+	last, since := -1, time.Now()
+	err := w.await(ctx, settleTimeout, time.Second, "the quota controller does not come to rest", func() (bool, error) {
+		n := 0
+		for _, list := range hostileLists() {
+			if err := w.admin.List(ctx, list, hostileObjects()...); err != nil {
+				return false, err
+			}
+			n += len(list.(*metav1.PartialObjectMetadataList).Items) //nolint:forcetypeassert // hostileLists says so
+		}
+		if n != last {
+			last, since = n, time.Now()
+		}
+		return !bounded || time.Since(since) > still, nil
+	})
+	return last, err
+}
+
+func hostileObjects() []client.ListOption {
+	return []client.ListOption{client.InNamespace(v1alpha1.DefaultBrokerNamespace), client.MatchingLabels{v1alpha1.LabelServiceNamespace: hostileNamespace}}
+}
+
+// hostileLists returns an empty list of each kind that a member writes.
+func hostileLists() []client.ObjectList {
+	var all []client.ObjectList
+	for _, gvk := range []struct{ version, kind string }{
+		{v1alpha1.GroupVersion.String(), "ExportRecordList"},
+		{discoveryv1.SchemeGroupVersion.String(), "EndpointSliceList"},
+		{v1beta1.SchemeGroupVersion.String(), "ServiceImportList"},
+	} {
+		all = append(all, &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: gvk.version, Kind: gvk.kind}})
+	}
+	return all
+}
+
+// clean deletes all hostile objects.
+func (w *ClusterSet) clean(ctx context.Context) error {
+	for _, obj := range []client.Object{&v1alpha1.ExportRecord{}, &discoveryv1.EndpointSlice{}, &v1beta1.ServiceImport{}} {
+		err := w.admin.DeleteAllOf(ctx, obj, client.InNamespace(v1alpha1.DefaultBrokerNamespace), client.MatchingLabels{v1alpha1.LabelServiceNamespace: hostileNamespace})
+		if err != nil {
+			return fmt.Errorf("delete what the hostile member wrote: %w", err)
+		}
+	}
+	return nil
+}
+
+// stored returns the bytes that the broker's etcd uses, after it has dropped all old revisions.
+func (w *ClusterSet) stored(ctx context.Context) (int64, error) {
+	var at struct {
+		Header struct {
+			Revision string `json:"revision"`
+		} `json:"header"`
+	}
+	if err := w.etcd(ctx, "range", map[string]any{"key": "AA==", "limit": 1}, &at); err != nil {
+		return 0, err
+	}
+	err := w.etcd(ctx, "compaction", map[string]any{"revision": at.Header.Revision, "physical": true}, &struct{}{})
+	if err != nil && !strings.Contains(err.Error(), "has been compacted") { // nothing was written since the last one
+		return 0, err
+	}
+	const inUse = "etcd_mvcc_db_total_size_in_use_in_bytes"
+	samples, err := scrape.Get(ctx, plain, w.broker.EtcdURL()+"/metrics", inUse)
+	if err != nil {
+		return 0, err
+	}
+	return int64(scrape.Sum(samples, inUse)), nil
+}
+
+// etcd sends a request of the key-value API to the broker's etcd.
+func (w *ClusterSet) etcd(ctx context.Context, method string, request, answer any) error {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.broker.EtcdURL()+"/v3/kv/"+method, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := plain.Do(req)
+	if err != nil {
+		return fmt.Errorf("the broker's etcd: %w", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, text)
+	}
+	if err == nil {
+		err = json.Unmarshal(text, answer)
+	}
+	if err != nil {
+		return fmt.Errorf("%s in the broker's etcd: %w", method, err)
+	}
+	return nil
+}
