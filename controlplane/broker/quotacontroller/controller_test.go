@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-logr/logr"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -513,5 +514,41 @@ func TestRestart(t *testing.T) {
 	w.quiet(left)
 	if have := w.listed("a"); !slices.Equal(have, listed) && !slices.Equal(have, []string{"services 6/3"}) {
 		t.Errorf("listed %v, before %v", have, listed)
+	}
+}
+
+// The account of the quota controller deletes what members write and writes the status of the ClusterSetConfig. It has no other
+// right.
+func TestRightsOfTheQuotaController(t *testing.T) {
+	w := newTestbed(t, v1alpha1.Quotas{})
+	c := newClient(t, w.token(v1alpha1.QuotaController))
+	record, slice, aggregate := w.record("a", "web"), w.slice("a", "web", "x"), w.aggregate("a", "web")
+	for _, obj := range []client.Object{record, slice, aggregate} {
+		w.create(obj)
+	}
+	config := &v1alpha1.ClusterSetConfig{}
+	w.noError(c.Get(t.Context(), client.ObjectKey{Namespace: w.namespace, Name: v1alpha1.ClusterSetConfigName}, config))
+	for what, err := range map[string]error{
+		"create a record":        c.Create(t.Context(), w.record("a", "new")),
+		"create a slice":         c.Create(t.Context(), w.slice("a", "new", "x")),
+		"create an aggregate":    c.Create(t.Context(), w.aggregate("a", "new")),
+		"change a record":        c.Update(t.Context(), record),
+		"change a slice":         c.Update(t.Context(), slice),
+		"change an aggregate":    c.Update(t.Context(), aggregate),
+		"change the settings":    c.Update(t.Context(), config),
+		"read Secrets":           c.List(t.Context(), &corev1.SecretList{}, client.InNamespace(w.namespace)),
+		"read registrations":     c.List(t.Context(), &v1alpha1.MemberList{}, client.InNamespace(w.namespace)),
+		"renew another's Lease":  c.Get(t.Context(), client.ObjectKey{Namespace: w.namespace, Name: v1alpha1.MemberLease("a")}, &coordinationv1.Lease{}),
+		"read another namespace": c.List(t.Context(), &v1alpha1.ExportRecordList{}, client.InNamespace("default")),
+		"delete a collection":    c.DeleteAllOf(t.Context(), &v1alpha1.ExportRecord{}, client.InNamespace(w.namespace)),
+	} {
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("it may %s: %v", what, err)
+		}
+	}
+	config.Status.OverQuota = []v1alpha1.OverQuota{{Member: "a", Kind: "slices", Used: 2, Limit: 1, Since: metav1.Now()}}
+	w.noError(c.Status().Update(t.Context(), config))
+	for _, obj := range []client.Object{record, slice, aggregate} {
+		w.noError(c.Delete(t.Context(), obj))
 	}
 }
