@@ -184,6 +184,11 @@ var rules = map[string]rule{
 		allow: []string{"controlplane/broker/internal/quota/..."},
 		why:   "every member and isthmusctl judge alike, from what is on the broker",
 	},
+	"the quota controller knows quotas alone": {
+		who: []string{"controlplane/broker/quotacontroller"}, ban: []string{"controlplane/broker/..."},
+		allow: []string{"controlplane/broker/quotacontroller/...", "controlplane/broker/internal/quota"},
+		why:   "it runs beside the broker, without a member's caches and writers",
+	},
 	"liveness stands alone": {
 		who: []string{"controlplane/broker/internal/liveness"}, ban: []string{"controlplane/broker/internal/..."},
 		why: "evidence of dead members is judged without regard to their exports",

@@ -105,8 +105,7 @@ func tenOf(class Class, from int, uses Stored) []Object {
 	return all
 }
 
-// What stays is at most StorageFactor times the quota, no admitted object goes, and the result does not depend on the order of the
-// objects.
+// The objects that stay take at most StorageFactor times the quota, and the result does not depend on the order of the objects.
 func TestExcessProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limits := StorageLimits(&v1alpha1.Quotas{Services: 3, Slices: 3, Ports: 9, Endpoints: 9, MetadataBytes: 100, StorageBytes: 1000})
