@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -33,6 +34,22 @@ func TestStorageLimits(t *testing.T) {
 	}
 	if limits := StorageLimits(nil); limits.StorageBytes != 256<<20 || limits.Tombstones != Defaults().Services {
 		t.Errorf("defaults: %+v", limits)
+	}
+}
+
+// The broker's refusal is recognized within other errors, and other errors stay as they are.
+func TestWithRefusal(t *testing.T) {
+	if err := WithRefusal(nil, true); err != nil {
+		t.Errorf("nil became %v", err)
+	}
+	other := errors.New("forbidden")
+	if err := WithRefusal(other, true); !errors.Is(err, other) || errors.As(err, new(*Refusal)) {
+		t.Errorf("%v became %v", other, err)
+	}
+	refused := errors.Join(other, errors.New("create slice: denied request: QuotaExceeded: member a has 2 slices of at most 1"), other)
+	err := WithRefusal(refused, false)
+	if r := (*Refusal)(nil); !errors.As(err, &r) || r.Reason != "member a has 2 slices of at most 1" || r.Unpublished || !errors.Is(err, other) {
+		t.Errorf("%v became %+v", refused, err)
 	}
 }
 
