@@ -175,7 +175,7 @@ func appliers(obj client.Object) {
 	for n := range 9 {
 		all = append(all, metav1.ManagedFieldsEntry{
 			Manager: fmt.Sprint("applier-", n), Operation: metav1.ManagedFieldsOperationApply, Time: new(metav1.Now()),
-			APIVersion: all[0].APIVersion, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:labels":{"f:isthmus.dev/service-name":{}}}}`)},
+			APIVersion: all[0].APIVersion, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:isthmus.dev/service-name":{}}}}`),
 		})
 	}
 	obj.SetManagedFields(all)

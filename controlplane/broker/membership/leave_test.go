@@ -390,8 +390,10 @@ func TestForceLeave(t *testing.T) {
 	if err != nil || left.AlreadyLeft || left.Exports != 1 || left.Aggregates != 1 {
 		t.Fatalf("left: %+v, %v", left, err)
 	}
-	want := []string{"Member force/a left", "RoleBinding force/isthmus-join", "RoleBinding force/isthmus-quota-controller",
-		"ServiceAccount force/isthmus-join", "ServiceAccount force/isthmus-quota-controller"}
+	want := []string{
+		"Member force/a left", "RoleBinding force/isthmus-join", "RoleBinding force/isthmus-quota-controller",
+		"ServiceAccount force/isthmus-join", "ServiceAccount force/isthmus-quota-controller",
+	}
 	if diff := cmp.Diff(want, contents(t, asAdmin, ns)); diff != "" {
 		t.Errorf("on the broker (-want +have):\n%s", diff)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -110,7 +109,7 @@ func (w *testbed) as(id string) client.Client {
 func (w *testbed) run(grace time.Duration) (stop func()) {
 	w.Helper()
 	c, err := quotacontroller.New(quotacontroller.Config{
-		REST: w.token(v1alpha1.QuotaController), Namespace: w.namespace, Grace: grace, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		REST: w.token(v1alpha1.QuotaController), Namespace: w.namespace, Grace: grace, Log: slog.New(slog.DiscardHandler),
 	})
 	w.noError(err)
 	ctx, cancel := context.WithCancel(w.Context())
@@ -165,12 +164,26 @@ func (w *testbed) meta(name string) metav1.ObjectMeta {
 func (w *testbed) eventually(what string, check func() error) {
 	w.Helper()
 	var err error
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(50 * time.Millisecond) {
 		if err = check(); err == nil {
 			return
 		}
 	}
 	w.Fatalf("waited for %s: %v", what, err)
+}
+
+// laterThan waits until new objects are younger than obj: creation times count in seconds.
+func (w *testbed) laterThan(obj client.Object) {
+	w.Helper()
+	w.noError(w.admin.Get(w.Context(), client.ObjectKeyFromObject(obj), obj))
+	w.eventually("the next second", func() error {
+		probe := w.record("b", "probe")
+		w.noError(w.admin.Create(w.Context(), probe, client.DryRunAll))
+		if t := obj.GetCreationTimestamp(); !t.Before(&probe.CreationTimestamp) {
+			return fmt.Errorf("it is still %s", t)
+		}
+		return nil
+	})
 }
 
 func (w *testbed) record(id, service string) *v1alpha1.ExportRecord {
@@ -257,7 +270,7 @@ func TestFlood(t *testing.T) {
 		w.noError(a.Create(t.Context(), w.record("a", fmt.Sprintf("admitted-%d", n))))
 		w.noError(a.Create(t.Context(), w.slice("a", fmt.Sprintf("admitted-%d", n), "x")))
 	}
-	time.Sleep(1100 * time.Millisecond) // creation times count in seconds
+	w.laterThan(w.record("a", "admitted-9"))
 	flooding, stop := context.WithCancel(t.Context())
 	defer stop()
 	var group sync.WaitGroup
@@ -441,7 +454,7 @@ func TestOrphans(t *testing.T) {
 	const grace = 4 * time.Second
 	w.run(grace)
 	w.noError(w.admin.Delete(t.Context(), w.record("a", "soon-alone")))
-	time.Sleep(2 * time.Second)
+	<-time.After(2 * time.Second)
 	w.create(w.record("b", "late")) // within the grace
 	w.eventually("the end of orphans", func() error {
 		have := w.names(&v1beta1.ServiceImportList{})
@@ -461,7 +474,7 @@ func TestOrphans(t *testing.T) {
 func (w *testbed) quiet(get func() []string) {
 	w.Helper()
 	before := get()
-	time.Sleep(3 * time.Second)
+	<-time.After(3 * time.Second)
 	if after := get(); !slices.Equal(before, after) {
 		w.Errorf("%v became %v", before, after)
 	}
@@ -496,7 +509,7 @@ func TestRestart(t *testing.T) {
 	for n := range 20 {
 		w.create(w.record("a", fmt.Sprintf("s-%02d", n)))
 		if n == 10 {
-			time.Sleep(1100 * time.Millisecond)
+			w.laterThan(w.record("a", "s-10"))
 		}
 	}
 	stop := w.run(time.Hour)

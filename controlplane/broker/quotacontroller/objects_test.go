@@ -74,10 +74,10 @@ func TestManagedFieldsCount(t *testing.T) {
 	t.Parallel()
 	r, es := exported(1, 3)
 	before := [2]int64{newRecord(r).size, newSlice(es).size}
+	large := metav1.NewFieldsV1(fmt.Sprintf(`{"f:%5000d":{}}`, 1))
 	for _, o := range []client.Object{r, es} {
-		o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: "m", Operation: "Apply", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 5000)}}})
+		o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: "m", Operation: "Apply", FieldsType: "FieldsV1", FieldsV1: large}})
 	}
-	r.ManagedFields[0].FieldsV1.Raw = []byte(fmt.Sprintf(`{"f:%5000d":{}}`, 1))
 	for i, after := range []int64{newRecord(r).size, newSlice(es).size} {
 		if after < before[i]+5000 {
 			t.Errorf("object %d: %d bytes before, %d after", i, before[i], after)

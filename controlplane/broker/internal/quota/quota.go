@@ -58,6 +58,7 @@ func (a Amounts) Get(k Kind) int {
 		return a.Endpoints
 	case MetadataBytes:
 		return a.MetadataBytes
+	case StorageBytes, Tombstones, Aggregates: // see Stored
 	}
 	return 0
 }

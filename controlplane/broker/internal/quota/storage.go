@@ -54,6 +54,7 @@ func (s Stored) Get(k Kind) int {
 		return s.Tombstones
 	case Aggregates:
 		return s.Aggregates
+	case Services, Ports, PortsPerService, Slices, Endpoints, MetadataBytes:
 	}
 	return s.Amounts.Get(k)
 }

@@ -139,6 +139,7 @@ func TestExcessProperties(t *testing.T) {
 				uses.Tombstones = 1
 			case AggregateClass:
 				uses = Stored{Aggregates: 1}
+			case classes: // none
 			}
 			all = append(all, stored(class, n, rapid.IntRange(0, 9).Draw(t, "age"), uses))
 		}
