@@ -162,7 +162,7 @@ func (r *Reconciler) readService(ctx context.Context, s *snapshot, m reconcile.M
 		if here {
 			s.faults[svc.UID] = fault
 		}
-		return nil //nolint:nilerr // the owner is told of it
+		return nil // the owner is told of it
 	}
 	if here {
 		o = o.Local(src)
