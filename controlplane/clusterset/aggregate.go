@@ -16,6 +16,9 @@ type Aggregate struct {
 	Clusters    []ClusterID  // the exporters, sorted
 }
 
+// ChoiceIgnored is what the log says when the choice of an aggregate does not count (see [Aggregate.Settle]).
+const ChoiceIgnored = "the choice of a ClusterSetIP in an aggregate on the broker is ignored: no exporter asks for that"
+
 // Decided returns the agreed choice: the recorded one, or Enabled if there is an address.
 func (a Aggregate) Decided() Choice {
 	if a.UseIP == Unknown && len(a.IPs) > 0 {

@@ -132,6 +132,10 @@ func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1
 	if !addresses && !choice {
 		return have, nil
 	}
+	if have.UseIP == clusterset.Disabled { // an exporter whose cache lacks the aggregate does not tell it
+		b.cfg.Log.Warn(clusterset.ChoiceIgnored, "namespace", have.Service.Namespace, "service", have.Service.Name,
+			"annotation", v1alpha1.AnnotationUseClusterSetIP, "value", have.UseIP.String())
+	}
 	if addresses {
 		fresh := mcs.Aggregate(want)
 		si.Spec.IPs, si.Spec.IPFamilies, si.Spec.Type = fresh.Spec.IPs, fresh.Spec.IPFamilies, fresh.Spec.Type

@@ -393,7 +393,7 @@ func (r *Reconciler) exports(e clusterset.Export, agreed clusterset.Aggregate) (
 		exports[i] = e
 	}
 	if !agreed.Settle(exports) {
-		r.Log.Warn("the choice of a ClusterSetIP in an aggregate on the broker is ignored: no exporter asks for that",
+		r.Log.Warn(clusterset.ChoiceIgnored,
 			"namespace", e.Service.Namespace, "service", e.Service.Name, "annotation", v1alpha1.AnnotationUseClusterSetIP, "value", agreed.Decided().String())
 	}
 	return exports, e
