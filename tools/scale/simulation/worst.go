@@ -226,8 +226,25 @@ func (w *ClusterSet) clean(ctx context.Context) error {
 	return nil
 }
 
-// stored returns the bytes that the broker's etcd uses, after it has dropped all old revisions.
+// stored returns the bytes that the broker's etcd uses, after it has dropped all old revisions. It waits until the number stays:
+// etcd gives the room of what was dropped back with its later commits.
 func (w *ClusterSet) stored(ctx context.Context) (int64, error) {
+	last, since := int64(-1), time.Now()
+	err := w.await(ctx, time.Minute, look, "the size of the broker's etcd does not come to rest", func() (bool, error) {
+		n, err := w.compacted(ctx)
+		if err != nil {
+			return false, err
+		}
+		if n != last {
+			last, since = n, time.Now()
+		}
+		return time.Since(since) > time.Second, nil
+	})
+	return last, err
+}
+
+// compacted lets the broker's etcd drop all old revisions, and returns the bytes that it uses.
+func (w *ClusterSet) compacted(ctx context.Context) (int64, error) {
 	var at struct {
 		Header struct {
 			Revision string `json:"revision"`
