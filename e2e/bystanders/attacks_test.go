@@ -112,9 +112,16 @@ var attacks = []attack{
 	{"a member names another member's pod as its endpoint", "", func(w *testbed) []client.Object {
 		return []client.Object{w.scene.Record("bystander-7"), w.scene.Slice("bystander-7", "10.101.7.77")}
 	}, []string{"10.101.7.77"}},
+	{"a Service without a ClusterSetIP leads to addresses of other clusters' Services", "", func(w *testbed) []client.Object {
+		r := w.scene.Record("declined")
+		r.Spec.UseClusterSetIP = new(false)
+		return []client.Object{r, w.scene.Slice("declined", "10.96.0.53")}
+	}, []string{"10.96.0.53"}},
 	{"an aggregate declines a ClusterSetIP for the next Service", "", func(w *testbed) []client.Object {
 		si := w.scene.Aggregate(newcomer(w.round + 1))
-		si.Spec.IPs, si.Annotations = nil, map[string]string{v1alpha1.AnnotationUseClusterSetIP: "false"}
+		si.Spec.IPs = nil
+		delete(si.Annotations, v1alpha1.AnnotationAllocatedBy)
+		si.Annotations[v1alpha1.AnnotationUseClusterSetIP] = "false"
 		return []client.Object{si}
 	}, []string{"no exporter asks for that"}},
 	{"many Services of many ports fill the nodes", "", func(w *testbed) []client.Object {

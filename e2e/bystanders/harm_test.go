@@ -235,7 +235,7 @@ func (w *testbed) judge() (late, harm error) {
 	}
 	harm = errors.Join(w.foreignHarm(), w.importHarm())
 	for _, c := range w.clusters {
-		harm = errors.Join(harm, w.mapHarm(c))
+		harm = errors.Join(harm, w.mapHarm(c), w.sliceHarm(c))
 	}
 	if harm != nil {
 		return nil, harm
@@ -320,6 +320,30 @@ func (w *testbed) mapHarm(c *cluster) error {
 	return nil
 }
 
+// sliceHarm returns an endpoint of another cluster that is a Service of the cluster itself: a name would lead its clients there.
+func (w *testbed) sliceHarm(c *cluster) error {
+	var list discoveryv1.EndpointSliceList
+	err := c.mirror.List(w.t.Context(), &list, client.MatchingLabels{discoveryv1.LabelManagedBy: managedBy}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		es := &list.Items[i]
+		if es.Labels[v1beta1.LabelSourceCluster] == c.id {
+			continue // a Service of its own may decline a ClusterSetIP
+		}
+		for _, e := range es.Endpoints {
+			for _, text := range e.Addresses {
+				a, err := netip.ParseAddr(text)
+				if err != nil || slices.ContainsFunc(serviceCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
+					return fmt.Errorf("slice %s of %s has the endpoint %s, which is a Service of %s itself", es.Name, c.id, text, c.id)
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // trial applies objects, judges them and removes them. It returns the harm, after the bystanders have recovered. If there is
 // none, further may find another fault before the removal.
 func (w *testbed) trial(objects []hostile.Object, further func([]outcome) error) (harm error) {
@@ -369,7 +393,7 @@ func (w *testbed) recover(objects []hostile.Object) {
 	w.eventually("nodes do not recover after these objects were removed:\n"+describe(objects), func() error {
 		err := w.importHarm()
 		for _, c := range w.clusters {
-			err = errors.Join(err, w.mapHarm(c))
+			err = errors.Join(err, w.mapHarm(c), w.sliceHarm(c))
 		}
 		return err
 	})

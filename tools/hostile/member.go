@@ -156,10 +156,14 @@ func aggregateTwists() []func(*Source, *v1beta1.ServiceImport) {
 		func(s *Source, si *v1beta1.ServiceImport) { si.Spec.IPs = []string{s.Address(s.Member)} },
 		func(s *Source, si *v1beta1.ServiceImport) {
 			si.Spec.IPs = nil
-			si.Annotations = map[string]string{v1alpha1.AnnotationUseClusterSetIP: Pick(s, "false", "true", "yes")}
+			delete(si.Annotations, v1alpha1.AnnotationAllocatedBy)
+			si.Annotations[v1alpha1.AnnotationUseClusterSetIP] = Pick(s, "false", "true", "yes")
 		},
 		func(s *Source, si *v1beta1.ServiceImport) {
 			si.Annotations = merged(si.Annotations, map[string]string{v1alpha1.AnnotationAllocatedBy: Pick(s, s.Others...)})
+		},
+		func(s *Source, si *v1beta1.ServiceImport) {
+			si.Annotations[v1alpha1.AnnotationCreatedBy] = Pick(s, append([]string{"", "nobody"}, s.Others...)...)
 		},
 		func(s *Source, si *v1beta1.ServiceImport) { si.Spec.Ports = s.importPorts() },
 		func(s *Source, si *v1beta1.ServiceImport) { twistSpec(s, &si.Spec) },
