@@ -170,7 +170,7 @@ func runPhases(ctx context.Context, r *report.Report, env, args, packages []stri
 	first, second := split(packages)
 	step("test %d packages", len(first))
 	// More packages than CPUs: many tests wait.
-	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, first)); err != nil {
+	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.GOMAXPROCS(0)+1)}, first)); err != nil {
 		return err
 	}
 	return testOnLabs(ctx, r, env, args, second)
@@ -187,7 +187,7 @@ func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []str
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	step("test %d packages, on labs or beside them", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=2"}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(min(2, runtime.GOMAXPROCS(0)))}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
