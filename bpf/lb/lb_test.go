@@ -292,6 +292,20 @@ func inputs() *rapid.Generator[Input] {
 	})
 }
 
+// claimedTwice reports whether two Services claim the same VIP.
+func claimedTwice(snap *cs.Snapshot) bool {
+	claimed := map[netip.Addr]bool{}
+	for i := range snap.Services {
+		for _, a := range snap.Services[i].IPs {
+			if claimed[a] {
+				return true
+			}
+			claimed[a] = true
+		}
+	}
+	return false
+}
+
 // However small the maps, no write finds one full, and a Problem names each Service without room. Maps that are large
 // enough serve all.
 func TestPlansStayWithinLimits(t *testing.T) {
@@ -337,7 +351,9 @@ func TestPlansStayWithinLimits(t *testing.T) {
 				}
 			}
 			named := slices.ContainsFunc(problems, func(p Problem) bool { return p.Reason == NoRoom })
-			if whole := cmp.Diff(numberless(unlimited), numberless(have)) == ""; whole == named {
+			whole := cmp.Diff(numberless(unlimited), numberless(have)) == ""
+			// Each Service that claims a VIP counts, although only the first one is served.
+			if whole == named && !(whole && claimedTwice(in.Snapshot)) {
 				t.Fatalf("all Services are served: %t; problems %v", whole, problems)
 			}
 			if rapid.IntRange(0, 2).Draw(t, "larger maps") == 0 {

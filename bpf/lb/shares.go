@@ -13,7 +13,8 @@ import (
 // west's are all served, whichever came first. The result depends on the Snapshot alone, so a restart of the agent changes
 // nothing. It is nil when there is room for all.
 //
-// A Service of several members counts for each of them with an equal share.
+// A Service of several members counts for each of them with an equal share. A frontend that several Services claim counts for
+// each, because it is served by another one while the first one waits.
 func shareFrontends(snap *clusterset.Snapshot, limit int) map[clusterset.ServiceName]bool {
 	total := 0
 	for i := range snap.Services {
