@@ -12,9 +12,8 @@ import (
 	testreport "github.com/isthmus-net/isthmus/tools/test/report"
 )
 
-// Go releases all tests at a time, and each waits for its turn. Tests that change what all use, such as agents, controllers and
-// links between clusters, run alone; others run a few at a time. TestGateways has a network of its own and runs beside all of
-// them.
+// Go releases all tests at a time, and each waits for its turn. Tests that change what all use, such as agents, controllers, nodes
+// and links between clusters, run alone; others run a few at a time.
 var (
 	turns sync.RWMutex
 	few   = make(chan struct{}, 1+runtime.GOMAXPROCS(0))
@@ -25,12 +24,6 @@ func needBed(t *testing.T) {
 	t.Helper()
 	requireBed(t)
 	t.Parallel()
-	alone(t)
-}
-
-// alone waits until no other test uses the testbed, and keeps it until the test ends.
-func alone(t *testing.T) {
-	t.Helper()
 	began := time.Now()
 	turns.Lock()
 	t.Cleanup(turns.Unlock)
@@ -51,15 +44,9 @@ func shareBed(t *testing.T) {
 }
 
 // TestGateways runs the tests of gateways one after the other, with one edge: a network outside of the lab with a real
-// Neutron, a router and a client. Other tests run beside it.
+// Neutron, a router and a client.
 func TestGateways(t *testing.T) {
-	beside := runtime.GOMAXPROCS(0) > 1 // with one CPU, both would be too slow
-	if beside {
-		requireBed(t)
-		t.Parallel()
-	} else {
-		needBed(t)
-	}
+	needBed(t)
 	ctx := t.Context()
 	edge, err := gateways.Up(ctx, gateways.Config{Lab: bed.Lab, Dir: t.TempDir(), Progress: t.Output()})
 	if err != nil {
@@ -75,10 +62,5 @@ func TestGateways(t *testing.T) {
 		t.Run("gateway dies, "+string(balancer), func(t *testing.T) { gatewayDies(t, edge, dir, balancer) })
 	}
 	t.Run("master dies", func(t *testing.T) { masterDies(t, edge, dir) })
-	t.Run("gateway on node", func(t *testing.T) {
-		if beside {
-			alone(t) // it installs another version of the chart
-		}
-		gatewayOnNode(t)
-	})
+	t.Run("gateway on node", gatewayOnNode)
 }
