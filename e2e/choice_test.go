@@ -42,7 +42,8 @@ func patch(t *testing.T, member, kind, name, change string) {
 // from one of b1. a has a server on each of its nodes. Those of b say that their node is called a2 as well, and their
 // zone has the name of a's: the agents of a are told that this is one zone, those of b are not.
 func TestNearestServe(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	ctx := t.Context()
 	if err := bed.Apply(ctx, "a", near); err != nil {
 		t.Fatal(err)
@@ -175,7 +176,8 @@ endpoints:
 // fell as they should is a chi-square test with three degrees of freedom; chance alone fails it once in a million
 // runs.
 func TestWeightsOfClusters(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	const n, critical = 4000, 30.66
 	for _, m := range testbed.Members() {
 		if err := bed.Apply(t.Context(), m, behind("weighed", "{name: tcp, port: 7, targetPort: 8081}")); err != nil {
@@ -221,7 +223,8 @@ spec: {exportedAnnotations: {isthmus.dev/cluster-weights: "a=3,b=1"}}
 // TestLeavingServers: a server that was told to end keeps its connections and gets no new ones while another is ready.
 // When all were told to end, those that still answer serve (KEP-1669), and after them nobody.
 func TestLeavingServers(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	ctx := t.Context()
 	kubectl := func(args ...string) {
 		t.Helper()

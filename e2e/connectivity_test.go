@@ -68,7 +68,8 @@ func answers(t *testing.T, member, cluster, protocol, target string) {
 // TestOnlyTheExporterAnswers: both members have the Service and one exports it. By its name, over TCP and UDP and from
 // every cluster, its pods answer and nobody else's; so they do at its addresses of both families.
 func TestOnlyTheExporterAnswers(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	applyBoth(t, func(string) string { return behind("single", ports42) })
 	publish(t, "single", "b")
 	addrs, err := vipsOf(t.Context(), "single")
@@ -89,7 +90,8 @@ func TestOnlyTheExporterAnswers(t *testing.T) {
 // TestPortsLeadToTheirClusters: where a says 42, b says 4242. Under one name the older export's number counts and leads
 // to its own pods; under two names each number leads to the pods of who said so.
 func TestPortsLeadToTheirClusters(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	ports := map[string]map[string]string{
 		"one-name":  {"a": "{name: tcp, port: 42, targetPort: 8081}", "b": "{name: tcp, port: 4242, targetPort: 8081}"},
 		"two-names": {"a": "{name: tcp, port: 42, targetPort: 8081}", "b": "{name: tcp2, port: 4242, targetPort: 8081}"},

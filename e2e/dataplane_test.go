@@ -101,7 +101,8 @@ func publish(t *testing.T, service string, members ...string) netip.Addr {
 // second to it. They keep serving for three seconds after they were told to end, as servers behind any load balancer
 // must, and no connection fails.
 func TestRollingUpdateLosesNothing(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	times := 1
 	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
 		times = 10
@@ -118,7 +119,8 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 // TestRollingUpdateOfImpatientServers is the same with servers that end at once: connections fail until a knows of the new
 // ones, and none later. It says how many, and where.
 func TestRollingUpdateOfImpatientServers(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	vip := offer(t, "impatient", "0", "b")
 	r := replaceUnderLoad(t, "impatient", vip)
 	t.Logf("%d of %d connections failed: %v", r.Failures, r.Connections, r.Errors)
@@ -229,7 +231,8 @@ func TestClientsStay(t *testing.T) {
 // TestNobodyServes: a VIP whose servers are all gone refuses at once, and so do a port that it has not and an address
 // of the ClusterSet without a Service, on either path. When servers come back, it serves.
 func TestNobodyServes(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	ctx := t.Context()
 	vip := offer(t, "nobody", "0", "b")
 	refused := func(where, protocol, target string) {

@@ -131,7 +131,8 @@ func database(t *testing.T, member string) map[string][]netip.Addr {
 // of the Service's name points at the hosts. All follow the number of replicas, down to a single cluster. Without pods the
 // name does not exist, and it exists again when the Service is created again.
 func TestHeadlessNamesInEveryCluster(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	const db = "db.e2e.svc.clusterset.local"
 	for _, member := range testbed.Members() {
 		if err := bed.Apply(t.Context(), member, headlessWorkload); err != nil {

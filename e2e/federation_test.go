@@ -49,7 +49,8 @@ var everywhere = append(testbed.Members(), testbed.Guest)
 // answered from all clusters, at ClusterIPs and by names of ClusterSetIPs. A federated policy is in all of them. A leader
 // that is killed is followed by another one, which writes nothing. When the clusters leave, nothing of the federation is left in them.
 func TestFederation(t *testing.T) {
-	shareBed(t)
+	needBed(t)
+	t.Parallel()
 	federate(t)
 	hermit(t)
 	var offering errgroup.Group

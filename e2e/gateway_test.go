@@ -33,6 +33,28 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
+// TestGateways runs the tests of gateways one after the other, with one edge: a network outside of the lab with a real
+// Neutron, a router and a client.
+func TestGateways(t *testing.T) {
+	needBed(t)
+	ctx := t.Context()
+	edge, err := gateways.Up(ctx, gateways.Config{Lab: bed.Lab, Dir: t.TempDir(), Progress: t.Output()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := edge.Close(context.WithoutCancel(ctx)); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	for _, balancer := range []desired.Balancer{desired.NFTables, desired.EBPF} {
+		t.Run("gateway dies, "+string(balancer), func(t *testing.T) { gatewayDies(t, edge, dir, balancer) })
+	}
+	t.Run("master dies", func(t *testing.T) { masterDies(t, edge, dir) })
+	t.Run("gateway on node", gatewayOnNode)
+}
+
 // gatewayDies: a Service gets a floating IP of a real Neutron, and a client behind a router
 // has connections to it: idle ones, downloads, uploads, and many short ones. After a server was added, the gateway with
 // the traffic dies, and nothing breaks. The Service is also reached through node ports. Its address is the same after the

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	_ "embed"
-	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -69,10 +68,6 @@ func run(m *testing.M) int {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bring the testbed up:", err)
-		return 1
-	}
-	if err := flag.Set("test.parallel", "100"); err != nil { // needBed and shareBed limit how many run at a time
-		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
@@ -150,8 +145,8 @@ func serviceImport(ctx context.Context, member, service string) (v1beta1.Service
 	return si, err
 }
 
-// requireBed skips a test without a testbed.
-func requireBed(t *testing.T) {
+// needBed skips, or fails, a test that has no testbed.
+func needBed(t *testing.T) {
 	t.Helper()
 	if bed == nil {
 		netlab.Skip(t, "a testbed needs root")

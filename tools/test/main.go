@@ -58,10 +58,9 @@ var besideLabs = []string{module + "controlplane/federation"}
 // long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
 // long package alone.
 var long = []string{
-	module + "controlplane/broker", module + "tools/bench/dataplane", module + "tools/neutron", module + "controlplane/broker/membership",
-	module + "cmd/isthmusctl", module + "tools/kernels", module + "tools/bench/federation", module + "e2e/neighbours", module + "e2e/bystanders",
-	module + "bpf/datapath", module + "bpf", module + "gateway/ebpf", module + "gateway/bgp", module + "gateway/controller", module + "tools/bench/controlplane",
-	module + "tools/scale/simulation", module + "controlplane/broker/internal/liveness", module + "controlplane/federation/services",
+	module + "controlplane/broker", module + "tools/bench/dataplane", module + "controlplane/broker/membership", module + "cmd/isthmusctl", module + "tools/kernels",
+	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "e2e/bystanders", module + "tools/scale/simulation",
+	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
 
@@ -69,6 +68,9 @@ const (
 	// packageLimit and soakLimit bound a package, so that a test which hangs ends with a stack trace.
 	packageLimit = 25 * time.Minute
 	soakLimit    = 60 * time.Minute
+
+	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
+	parallelOnLab = 3
 
 	slowest = 20 // packages and tests that the report lists
 )
@@ -170,7 +172,7 @@ func runPhases(ctx context.Context, r *report.Report, env, args, packages []stri
 	first, second := split(packages)
 	step("test %d packages", len(first))
 	// More packages than CPUs: many tests wait.
-	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.GOMAXPROCS(0)+1)}, first)); err != nil {
+	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, first)); err != nil {
 		return err
 	}
 	return testOnLabs(ctx, r, env, args, second)
@@ -187,7 +189,7 @@ func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []str
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	step("test %d packages, on labs or beside them", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(min(2, runtime.GOMAXPROCS(0)))}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=2", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a

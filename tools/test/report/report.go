@@ -14,10 +14,6 @@ import (
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 )
 
-// Waited is the attribute (see testing.T.Attr) with which a test says how long it waited for its turn, such as "1m2s". The report
-// counts the time after that.
-const Waited = "waited"
-
 // slow is how long a test must take for its end to be shown before that of its package.
 const slow = 5 * time.Second
 
@@ -56,7 +52,6 @@ type Report struct {
 	out     io.Writer
 	said    map[key][]string // output of tests that have not passed
 	results map[key]string   // "pass", "fail" or "skip"
-	waited  map[key]float64  // seconds before the test had its turn
 	build   map[string][]string
 	marks   map[string][]conformance.Mark // by package, as Expect got them
 	reached map[reached]bool
@@ -66,7 +61,7 @@ type Report struct {
 // failed test said.
 func New(out io.Writer) *Report {
 	return &Report{
-		out: out, said: map[key][]string{}, results: map[key]string{}, waited: map[key]float64{}, build: map[string][]string{},
+		out: out, said: map[key][]string{}, results: map[key]string{}, build: map[string][]string{},
 		marks: map[string][]conformance.Mark{}, reached: map[reached]bool{},
 	}
 }
@@ -105,12 +100,8 @@ func (r *Report) take(e event) {
 		r.said[k] = append(r.said[k], e.Output)
 	case "attr":
 		r.reach(e)
-		if wait, err := time.ParseDuration(e.Value); err == nil && e.Key == Waited {
-			r.waited[k] += wait.Seconds()
-		}
 	case "pass", "fail", "skip":
 		r.results[k] = e.Action
-		e.Elapsed -= r.waited[k]
 		if !strings.Contains(e.Test, "/") {
 			r.took = append(r.took, took{strings.TrimSpace(short(e.Package) + " " + e.Test), e.Elapsed})
 		}
@@ -154,7 +145,6 @@ func (r *Report) finish(e event) {
 	for _, k := range append(r.of(e.Package), key{e.Package, ""}) {
 		delete(r.results, k)
 		delete(r.said, k)
-		delete(r.waited, k)
 	}
 }
 

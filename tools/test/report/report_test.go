@@ -37,11 +37,6 @@ func TestReport(t *testing.T) {
 			`{"Action":"pass","Package":"p","Test":"TestA","Elapsed":31.4}
 			 {"Action":"pass","Package":"p","Elapsed":32}`, "1 passed, 0 failed, 0 skipped", []string{"p TestA: pass after 31s"}, nil,
 		},
-		"a test takes time from its turn on": {
-			`{"Action":"attr","Package":"p","Test":"TestA","Key":"waited","Value":"20.4s"}
-			 {"Action":"pass","Package":"p","Test":"TestA","Elapsed":31.4}
-			 {"Action":"pass","Package":"p","Elapsed":32}`, "1 passed, 0 failed, 0 skipped", []string{"p TestA: pass after 11s"}, nil,
-		},
 		"a failed subtest tells its story once": {
 			`{"Action":"output","Package":"p","Test":"TestA","Output":"the parent\n"}
 			 {"Action":"output","Package":"p","Test":"TestA/x","Output":"the child\n"}
