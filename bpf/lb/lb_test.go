@@ -353,7 +353,8 @@ func TestPlansStayWithinLimits(t *testing.T) {
 			named := slices.ContainsFunc(problems, func(p Problem) bool { return p.Reason == NoRoom })
 			whole := cmp.Diff(numberless(unlimited), numberless(have)) == ""
 			// Each Service that claims a VIP counts, although only the first one is served.
-			if whole == named && !(whole && claimedTwice(in.Snapshot)) {
+			excused := whole && claimedTwice(in.Snapshot)
+			if whole == named && !excused {
 				t.Fatalf("all Services are served: %t; problems %v", whole, problems)
 			}
 			if rapid.IntRange(0, 2).Draw(t, "larger maps") == 0 {
