@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -23,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // netnsDir is the directory of ip-netns(8) for named namespaces.
@@ -142,48 +142,11 @@ func (f Fabric) DialContext(ctx context.Context, network, address string) (net.C
 
 // Do runs fn on a thread in the fabric's namespace. Goroutines that fn starts do not run in it.
 func (f Fabric) Do(fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		leave, err := f.enter()
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- err
-			return
-		}
-		err = fn()
-		// The thread returns to its original namespace. If the locked goroutine returned instead, the thread would end and
-		// every command started on it would die: node commands use PDEATHSIG, and for the kernel their parent is the thread.
-		if left := leave(); left != nil {
-			err = errors.Join(err, left) // stays locked, so that no goroutine inherits the namespace
-		} else {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
-// enter moves the calling thread into the fabric's namespace. leave moves it back; it is nil with an error.
-func (f Fabric) enter() (leave func() error, err error) {
-	ns, err := os.Open(f.Path())
+	ns, err := netlab.OpenNamespace(f.Path())
 	if err != nil {
-		return nil, fmt.Errorf("the lab %q is not up: %w", f.Lab, err)
+		return fmt.Errorf("the lab %q is not up: %w", f.Lab, err)
 	}
-	defer ns.Close()
-	home, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return nil, fmt.Errorf("remember the network namespace: %w", err)
-	}
-	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-		return nil, errors.Join(fmt.Errorf("enter %s: %w", f.Path(), err), home.Close())
-	}
-	return func() error {
-		if err := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("leave %s: %w", f.Path(), errors.Join(err, home.Close()))
-		}
-		return home.Close()
-	}, nil
+	return errors.Join(ns.Do(fn), ns.Close())
 }
 
 // port is the fabric's end of a machine's veth pair.
