@@ -233,11 +233,7 @@ func (w *testbed) judge() (late, harm error) {
 	if err := w.client.failure(); err != nil {
 		return nil, fmt.Errorf("a connection failed: %w", err)
 	}
-	harm = errors.Join(w.foreignHarm(), w.importHarm())
-	for _, c := range w.clusters {
-		harm = errors.Join(harm, w.mapHarm(c), w.sliceHarm(c))
-	}
-	if harm != nil {
+	if harm = errors.Join(w.foreignHarm(), w.servedHarm()); harm != nil {
 		return nil, harm
 	}
 	return late, nil
@@ -249,6 +245,15 @@ func (w *testbed) stuckAfter() time.Duration {
 		return 0
 	}
 	return 5 * w.allowed()
+}
+
+// servedHarm returns what is wrong with the imports, and what clusters and their nodes serve that they must not.
+func (w *testbed) servedHarm() error {
+	harm := w.importHarm()
+	for _, c := range w.clusters {
+		harm = errors.Join(harm, w.mapHarm(c), w.sliceHarm(c))
+	}
+	return harm
 }
 
 // importHarm returns how an import of a bystander differs from what its oldest exporter asked for.
@@ -391,11 +396,7 @@ func (w *testbed) recover(objects []hostile.Object) {
 		return errors.Join(w.client.tried(w.t.Context()), w.client.failure())
 	})
 	w.eventually("nodes do not recover after these objects were removed:\n"+describe(objects), func() error {
-		err := w.importHarm()
-		for _, c := range w.clusters {
-			err = errors.Join(err, w.mapHarm(c), w.sliceHarm(c))
-		}
-		return err
+		return w.servedHarm()
 	})
 }
 
