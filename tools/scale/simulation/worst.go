@@ -44,7 +44,7 @@ type Flood struct {
 	// controller came to rest.
 	End, Settled int64
 	// Objects is how many of its objects are left.
-	Objects int
+	Objects int64
 }
 
 // SetQuotas sets the quotas of the ClusterSet.
@@ -87,7 +87,7 @@ func (w *ClusterSet) StartQuotaController(ctx context.Context) (stop func() erro
 }
 
 // Flood lets the first simulated member send its worst for a while: large records, tombstones, full slices and aggregates of
-// Services that nobody exports. Afterwards everything that it wrote is deleted.
+// Services without an exporter. Afterwards everything that it wrote is deleted.
 func (w *ClusterSet) Flood(ctx context.Context, d time.Duration, bounded bool) (Flood, error) {
 	id := simulatedID(0)
 	c, err := newClient(w.broker.As(accountOf(id)))
@@ -179,21 +179,34 @@ func worst(id clusterset.ClusterID, n int) client.Object {
 }
 
 // settle returns the number of hostile objects, with a quota controller after it has deleted nothing for five seconds.
-func (w *ClusterSet) settle(ctx context.Context, bounded bool) (int, error) {
-	const still = 5 * time.Second
-	last, since := -1, time.Now()
-	err := w.await(ctx, settleTimeout, time.Second, "the quota controller does not come to rest", func() (bool, error) {
-		n := 0
+func (w *ClusterSet) settle(ctx context.Context, bounded bool) (int64, error) {
+	count := func() (n int64, err error) {
 		for _, list := range hostileLists() {
 			if err := w.admin.List(ctx, list, hostileObjects()...); err != nil {
-				return false, err
+				return 0, err
 			}
-			n += len(list.(*metav1.PartialObjectMetadataList).Items) //nolint:forcetypeassert // hostileLists says so
+			n += int64(len(list.(*metav1.PartialObjectMetadataList).Items)) //nolint:forcetypeassert // hostileLists says so
 		}
-		if n != last {
+		return n, nil
+	}
+	if !bounded {
+		return count()
+	}
+	return w.atRest(ctx, settleTimeout, 5*time.Second, 0, "the quota controller does not come to rest", count)
+}
+
+// atRest returns what read returns, once that has stayed within tolerance for a while.
+func (w *ClusterSet) atRest(ctx context.Context, atMost, while time.Duration, tolerance int64, what string, read func() (int64, error)) (int64, error) {
+	last, since := -tolerance-1, time.Now()
+	err := w.await(ctx, atMost, while/5, what, func() (bool, error) {
+		n, err := read()
+		if err != nil {
+			return false, err
+		}
+		if n < last-tolerance || n > last+tolerance {
 			last, since = n, time.Now()
 		}
-		return !bounded || time.Since(since) > still, nil
+		return time.Since(since) > while, nil
 	})
 	return last, err
 }
@@ -229,19 +242,7 @@ func (w *ClusterSet) clean(ctx context.Context) error {
 // stored returns the bytes that the broker's etcd uses, after it has dropped all old revisions. It waits until the number stays
 // almost the same: etcd gives the room of what was dropped back with its later commits, and Leases are renewed all the time.
 func (w *ClusterSet) stored(ctx context.Context) (int64, error) {
-	const rest = 64 << 10
-	last, since := int64(-rest-1), time.Now()
-	err := w.await(ctx, time.Minute, look, "the size of the broker's etcd does not come to rest", func() (bool, error) {
-		n, err := w.compacted(ctx)
-		if err != nil {
-			return false, err
-		}
-		if n < last-rest || n > last+rest {
-			last, since = n, time.Now()
-		}
-		return time.Since(since) > time.Second, nil
-	})
-	return last, err
+	return w.atRest(ctx, time.Minute, time.Second, 64<<10, "the size of the broker's etcd does not come to rest", func() (int64, error) { return w.compacted(ctx) })
 }
 
 // compacted lets the broker's etcd drop all old revisions, and returns the bytes that it uses.
