@@ -31,13 +31,9 @@ func (w *testbed) quotas(q v1alpha1.Quotas) {
 	w.noError(w.broker.Update(w.t.Context(), config))
 }
 
-// Cluster a exports three Services of a quota of two. The youngest waits in every cluster, its ServiceExport names the quota
-// and the remedy, and the others and those of b go on. A restart of both controllers changes nothing. The waiting export
-// follows when another goes, and one more when the quota is raised.
-func TestQuotaOfServices(t *testing.T) {
-	w := newTestbed(t)
-	w.quotas(v1alpha1.Quotas{Services: 2})
-	w.run()
+// exportThree lets cluster a export first, second and third, in this order. The first two reach b.
+func (w *testbed) exportThree() {
+	w.t.Helper()
 	for _, name := range []string{"first", "second"} {
 		w.a.service(name)
 		w.a.export(name)
@@ -46,6 +42,16 @@ func TestQuotaOfServices(t *testing.T) {
 	}
 	w.a.service("third")
 	w.a.export("third")
+}
+
+// Cluster a exports three Services of a quota of two. The youngest waits in every cluster, its ServiceExport names the quota
+// and the remedy, and the others and those of b go on. A restart of both controllers changes nothing. The waiting export
+// follows when another goes, and one more when the quota is raised.
+func TestQuotaOfServices(t *testing.T) {
+	w := newTestbed(t)
+	w.quotas(v1alpha1.Quotas{Services: 2})
+	w.run()
+	w.exportThree()
 	message := w.a.condition("third", "Ready", metav1.ConditionFalse, "QuotaExceeded")
 	if !strings.Contains(message, "uses 2 of its quota of 2 services") || !strings.Contains(message, "raise spec.quotas.services") {
 		t.Errorf("the message is %q", message)
@@ -116,14 +122,7 @@ func TestQuotaControllerRefusesExport(t *testing.T) {
 	w.quotas(v1alpha1.Quotas{Services: 2})
 	w.runQuotaController()
 	w.run()
-	for _, name := range []string{"first", "second"} {
-		w.a.service(name)
-		w.a.export(name)
-		w.b.wants(name, helloOfA)
-		w.laterThan(w.a, name)
-	}
-	w.a.service("third")
-	w.a.export("third")
+	w.exportThree()
 	w.a.condition("third", "Ready", metav1.ConditionFalse, "QuotaExceeded")
 	w.eventually(func() error {
 		config := &v1alpha1.ClusterSetConfig{}
