@@ -21,6 +21,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -235,20 +236,10 @@ func (w *testbed) names(list client.ObjectList) []string {
 	w.Helper()
 	w.noError(w.admin.List(w.Context(), list, client.InNamespace(w.namespace)))
 	var all []client.Object
-	switch l := list.(type) {
-	case *v1alpha1.ExportRecordList:
-		for i := range l.Items {
-			all = append(all, &l.Items[i])
-		}
-	case *discoveryv1.EndpointSliceList:
-		for i := range l.Items {
-			all = append(all, &l.Items[i])
-		}
-	case *v1beta1.ServiceImportList:
-		for i := range l.Items {
-			all = append(all, &l.Items[i])
-		}
-	}
+	w.noError(meta.EachListItem(list, func(o runtime.Object) error {
+		all = append(all, o.(client.Object))
+		return nil
+	}))
 	slices.SortStableFunc(all, func(a, b client.Object) int {
 		return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time)
 	})
@@ -438,7 +429,7 @@ func TestStorageBytes(t *testing.T) {
 	})
 }
 
-// An aggregate without a record of any member vanishes after the grace, whoever created it, and a record of any member keeps it.
+// An aggregate without a record of any member vanishes after the grace, with any author, and a record of any member keeps it.
 func TestOrphans(t *testing.T) {
 	w := newTestbed(t, v1alpha1.Quotas{})
 	w.create(w.aggregate("a", "alone"))

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -272,29 +273,15 @@ func (w *testbed) versions() map[string]string {
 				if err := w.Member(id).Client().List(w.t.Context(), list, client.InNamespace(ns)); err != nil {
 					w.t.Fatal(err)
 				}
-				for _, o := range items(list) {
+				err := meta.EachListItem(list, func(item runtime.Object) error {
+					o := item.(client.Object)
 					all[fmt.Sprintf("%s %T %s/%s", id, o, o.GetNamespace(), o.GetName())] = o.GetResourceVersion()
+					return nil
+				})
+				if err != nil {
+					w.t.Fatal(err)
 				}
 			}
-		}
-	}
-	return all
-}
-
-func items(list client.ObjectList) []client.Object {
-	var all []client.Object
-	switch l := list.(type) {
-	case *corev1.ServiceList:
-		for i := range l.Items {
-			all = append(all, &l.Items[i])
-		}
-	case *discoveryv1.EndpointSliceList:
-		for i := range l.Items {
-			all = append(all, &l.Items[i])
-		}
-	case *v1beta1.ServiceImportList:
-		for i := range l.Items {
-			all = append(all, &l.Items[i])
 		}
 	}
 	return all
