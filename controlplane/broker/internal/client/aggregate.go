@@ -132,7 +132,7 @@ func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1
 	if !addresses && !choice {
 		return have, nil
 	}
-	if have.UseIP == clusterset.Disabled { // an exporter whose cache lacks the aggregate does not tell it
+	if have.UseIP == clusterset.Disabled { // package export does not log it while the cache lacks the aggregate
 		b.cfg.Log.Warn(clusterset.ChoiceIgnored, "namespace", have.Service.Namespace, "service", have.Service.Name,
 			"annotation", v1alpha1.AnnotationUseClusterSetIP, "value", have.UseIP.String())
 	}

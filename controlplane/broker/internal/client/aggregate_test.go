@@ -12,8 +12,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// An exporter whose cache lacks an aggregate finds it on the broker. It replaces a choice against addresses, and tells that.
-func TestClaimTellsIgnoredChoice(t *testing.T) {
+// An exporter whose cache lacks an aggregate replaces the choice against addresses that it finds on the broker, and logs that.
+func TestIgnoredChoiceIsLogged(t *testing.T) {
 	t.Parallel()
 	b := newQuotaBroker(t, quota.Defaults())
 	var log bytes.Buffer
