@@ -163,7 +163,7 @@ func aggregateTwists() []func(*Source, *v1beta1.ServiceImport) {
 			si.Annotations = merged(si.Annotations, map[string]string{v1alpha1.AnnotationAllocatedBy: Pick(s, s.Others...)})
 		},
 		func(s *Source, si *v1beta1.ServiceImport) {
-			si.Annotations[v1alpha1.AnnotationCreatedBy] = Pick(s, append([]string{"", "nobody"}, s.Others...)...)
+			si.Annotations[v1alpha1.AnnotationCreatedBy] = Pick(s, append([]string{"", "stranger"}, s.Others...)...)
 		},
 		func(s *Source, si *v1beta1.ServiceImport) { si.Spec.Ports = s.importPorts() },
 		func(s *Source, si *v1beta1.ServiceImport) { twistSpec(s, &si.Spec) },

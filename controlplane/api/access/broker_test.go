@@ -242,7 +242,7 @@ func (b *broker) slice(id, service, namespace string, addresses ...string) *disc
 	return es
 }
 
-// aggregate returns an aggregate as member by, or a, creates it; without ips, nobody has allocated one.
+// aggregate returns an aggregate as member by, or a, creates it; without ips, no member has allocated one.
 func (b *broker) aggregate(service, namespace, by string, ips ...string) *v1beta1.ServiceImport {
 	a := clusterset.Aggregate{Service: clusterset.ServiceName{Namespace: namespace, Name: service}, Type: clusterset.ClusterSetIP}
 	for _, ip := range ips {

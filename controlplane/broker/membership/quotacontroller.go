@@ -75,8 +75,8 @@ func (b Broker) quotaController(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// removeQuotaController removes the Deployment and the rights, and the list, which nobody would update any more: listed members
-// could never create an object again.
+// removeQuotaController removes the Deployment and the rights, and the list, which no program would update any more: listed
+// members could never create an object again.
 func (b Broker) removeQuotaController(ctx context.Context, c client.Client) error {
 	meta := metav1.ObjectMeta{Namespace: b.Namespace, Name: v1alpha1.QuotaController}
 	for _, obj := range []client.Object{

@@ -7,7 +7,7 @@ import (
 )
 
 // orphan is an aggregate beside which no record of any member stands. It counts for its author. One beside a record is bounded
-// by the quota of the record's member, whoever created it.
+// by the quota of the record's member, not by that of its author.
 type orphan struct {
 	aggregate *object
 	since     time.Time // first seen without a record
