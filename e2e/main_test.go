@@ -30,7 +30,7 @@ const (
 	nobody = "198.51.100.53"
 
 	// patience is how long anything may take to become as it should.
-	patience = time.Minute
+	patience = 2 * time.Minute
 )
 
 // clientNodes says where testdata/workload.yaml puts the clients of each member.

@@ -283,7 +283,6 @@ func TestMemberThatLeftIsForgotten_Faults(t *testing.T) {
 // all writes of members for half a minute, until its admission knows the kind of the policies' parameter.
 func TestAPIServersRestart_Faults(t *testing.T) {
 	w := newTestbed(t)
-	w.patience = 2 * time.Minute
 	w.a.restarts, w.b.restarts = true, true // who cannot renew its own Lease in time ends, and Kubernetes starts another one
 	w.run()
 	svc := w.a.service("hello")

@@ -1,7 +1,6 @@
 package broker_test
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -79,9 +78,7 @@ type testbed struct {
 	broker    client.Client
 	ns        string // of the Services, on both members
 	brokerNS  string // the broker's namespace
-	// patience overrides the default time to wait.
-	patience time.Duration
-	a, b     *member
+	a, b      *member
 }
 
 // member is one cluster, whose controller a test may start and stop.
@@ -328,7 +325,7 @@ func (e evidence) Answers(_ context.Context, id clusterset.ClusterID) liveness.V
 
 // Deadlines of waiting.
 const (
-	patience = time.Minute
+	patience = 2 * time.Minute
 	settle   = 300 * time.Millisecond
 	poll     = 20 * time.Millisecond  // at first
 	slowPoll = 250 * time.Millisecond // after a while
@@ -337,7 +334,7 @@ const (
 // eventually waits until check returns nil.
 func (w *testbed) eventually(check func() error) {
 	w.t.Helper()
-	w.eventuallyWithin(cmp.Or(w.patience, patience), check)
+	w.eventuallyWithin(patience, check)
 }
 
 func (w *testbed) eventuallyWithin(d time.Duration, check func() error) {

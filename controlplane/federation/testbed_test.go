@@ -340,9 +340,9 @@ func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(time.Minute); !done(); <-tick.C {
+	for deadline := time.Now().Add(2 * time.Minute); !done(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited a minute for: %s", what)
+			t.Fatalf("waited two minutes for: %s", what)
 		}
 	}
 }

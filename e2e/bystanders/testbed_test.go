@@ -64,7 +64,7 @@ func pods(id string) []netip.Prefix {
 }
 
 // patience is how long anything may take that must happen.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // testbed is a ClusterSet with bystanders.
 type testbed struct {

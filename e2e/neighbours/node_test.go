@@ -54,7 +54,7 @@ var endpoint = netip.AddrPortFrom(families[0].other.Addr(), endpointPort)
 
 // patience is how long anything may take to become as it should, answer how long a connection may.
 const (
-	patience = 30 * time.Second
+	patience = time.Minute
 	answer   = 3 * time.Second
 )
 

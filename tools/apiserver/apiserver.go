@@ -29,7 +29,7 @@ import (
 
 const (
 	// Timeout is how long a server may take until it is ready on a busy machine.
-	Timeout = 2 * time.Minute
+	Timeout = 5 * time.Minute
 	poll    = 50 * time.Millisecond
 	// Admin is the user who may do everything.
 	Admin = "admin"
@@ -70,12 +70,21 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	if len(cfg.ServiceCIDRs) == 0 {
 		cfg.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")}
 	}
-	s := &Server{cfg: cfg, tokens: map[string]string{}}
-	if err := s.start(ctx); err != nil {
+	const tries = 3 // another program may take a port that was free a moment ago
+	for try := 1; ; try++ {
+		s := &Server{cfg: cfg, tokens: map[string]string{}}
+		err := s.start(ctx)
+		if err == nil {
+			return s, nil
+		}
 		s.Stop()
-		return nil, fmt.Errorf("start an API server: %w", err)
+		if !errors.Is(err, errExited) || try == tries {
+			return nil, fmt.Errorf("start an API server: %w", err)
+		}
+		if err := os.RemoveAll(s.path("etcd")); err != nil {
+			return nil, err
+		}
 	}
-	return s, nil
 }
 
 func (s *Server) start(ctx context.Context) error {
@@ -166,28 +175,36 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("kube-apiserver is not ready: %w", ctx.Err())
 		case <-s.etcd.Ended():
-			return s.etcd.Failure()
+			return fmt.Errorf("etcd: %w: %w", errExited, s.etcd.Failure())
 		case <-s.api.Ended():
-			return fmt.Errorf("%w: %w", errExited, s.api.Failure())
+			return fmt.Errorf("kube-apiserver: %w: %w", errExited, s.api.Failure())
 		case <-tick.C:
 		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.host+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		resp, err := s.http.Do(req)
-		if err != nil {
-			continue // it does not listen yet
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode == http.StatusOK {
+		if s.Ready(ctx) == nil {
 			return nil
 		}
 	}
 }
 
-// errExited is the error of a kube-apiserver that exits before it is ready.
-var errExited = errors.New("kube-apiserver exited")
+// Ready asks the server whether it is ready.
+func (s *Server) Ready(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.host+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := s.http.Do(req)
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("kube-apiserver is not ready: %s", resp.Status)
+	}
+	return nil
+}
+
+// errExited is the error of a program that exits before the server is ready.
+var errExited = errors.New("exited")
 
 // Restart kills kube-apiserver, waits for the given time, starts it again with the same flags, and waits until it is ready.
 // Its etcd keeps running.

@@ -1,8 +1,8 @@
 // Package apitest gives tests real API servers ([apiserver]) that know all kinds of Isthmus. No controller-manager and no
 // kubelet runs: nothing changes but what the test changes.
 //
-// A package starts its servers once, in TestMain, by [Run]; each test asks a [Server] for its configuration. The programs are
-// those in the folder that KUBEBUILDER_ASSETS names.
+// A package borrows its servers once, in TestMain, by [Run]; each test asks a [Server] for its configuration. Package [pool] lends
+// them. The programs are those in the folder that KUBEBUILDER_ASSETS names.
 package apitest
 
 import (
@@ -16,47 +16,32 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
-	"github.com/isthmus-net/isthmus/controlplane/api/crds"
-	gatewaycrds "github.com/isthmus-net/isthmus/gateway/api/crds"
 	"github.com/isthmus-net/isthmus/tools/apiserver"
+	"github.com/isthmus-net/isthmus/tools/apitest/pool"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // assets is the variable that names the folder of kube-apiserver and etcd.
 const assets = "KUBEBUILDER_ASSETS"
 
-// Server is one API server. The zero value is one that [Run] starts.
+// Server is one API server. The zero value is one that [Run] borrows.
 type Server struct {
 	// ServiceCIDRs hold the ClusterIPs; by default 10.96.0.0/16 and fd00:96::/112.
 	ServiceCIDRs []netip.Prefix
 
-	dir    string
-	server *apiserver.Server
+	loan *pool.Loan
 }
 
-// Run starts servers, runs the tests of the package, stops the servers and returns the exit code for TestMain. Without the
-// programs it starts no server, and tests that need one skip (see [Require]).
+// Run borrows servers, runs the tests of the package, returns the servers and returns the exit code for TestMain. They come
+// from the pool that [pool.Variable] names, or else from one for this package. Without the programs it borrows no server,
+// and tests that need one skip (see [Require]).
 func Run(m *testing.M, servers ...*Server) int {
 	if !available() {
 		return m.Run()
 	}
-	var group errgroup.Group
-	group.SetLimit(runtime.NumCPU() + 1) // starting a server takes CPU time most of the time
-	for _, s := range servers {
-		group.Go(func() error { return s.start(context.Background()) })
-	}
-	err := group.Wait()
-	code := 1
-	if err == nil {
-		code = m.Run()
-	}
-	for _, s := range servers {
-		err = errors.Join(err, s.stop())
-	}
+	code, err := run(m, servers)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "API servers for tests:", err)
 		return 1
@@ -64,86 +49,97 @@ func Run(m *testing.M, servers ...*Server) int {
 	return code
 }
 
+func run(m *testing.M, servers []*Server) (code int, err error) {
+	ctx := context.Background()
+	socket := os.Getenv(pool.Variable)
+	if socket == "" {
+		var end func() error
+		if socket, end, err = ownPool(ctx); err != nil {
+			return 1, err
+		}
+		defer func() { err = errors.Join(err, end()) }()
+	}
+	defer func() {
+		for _, s := range servers {
+			if s.loan != nil {
+				err = errors.Join(err, s.loan.Close())
+			}
+		}
+	}()
+	var group errgroup.Group
+	group.SetLimit(runtime.NumCPU() + 1) // starting a server takes CPU time most of the time
+	for _, s := range servers {
+		group.Go(func() (err error) {
+			s.loan, err = pool.Borrow(ctx, socket, s.cidrs())
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// ownPool starts a pool for this package.
+func ownPool(ctx context.Context) (socket string, end func() error, err error) {
+	dir, err := os.MkdirTemp("", "isthmus-apitest-")
+	if err != nil {
+		return "", nil, err
+	}
+	p, err := pool.Listen(ctx, dir, os.Getenv(assets))
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return p.Socket(), func() error { return errors.Join(p.Close(), os.RemoveAll(dir)) }, nil
+}
+
+func (s *Server) cidrs() []netip.Prefix {
+	if s.ServiceCIDRs == nil {
+		return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}
+	}
+	return s.ServiceCIDRs
+}
+
 // StartEmpty starts a server without the kinds of Isthmus, which ends with the test, and returns an administrator's
 // configuration of it.
 func StartEmpty(t testing.TB) *rest.Config {
 	t.Helper()
 	Require(t)
-	s := &Server{}
+	config, stop, err := Empty(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
-		if err := s.stop(); err != nil {
+		if err := stop(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := s.startEmpty(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return s.Config(t)
+	return config
 }
 
 // Empty starts a server without the kinds of Isthmus, for tests that are run by something else than [testing.T].
 func Empty(ctx context.Context) (config *rest.Config, stop func() error, err error) {
-	s := &Server{}
-	if err := s.startEmpty(ctx); err != nil {
-		return nil, nil, errors.Join(err, s.stop())
-	}
-	return s.server.As(apiserver.Admin), s.stop, nil
-}
-
-func (s *Server) start(ctx context.Context) error {
-	cidrs := s.ServiceCIDRs
-	if cidrs == nil {
-		cidrs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}
-	}
-	if err := s.startWith(ctx, cidrs...); err != nil {
-		return err
-	}
-	return s.installKinds()
-}
-
-// startEmpty starts a server of one family and without the kinds of Isthmus.
-func (s *Server) startEmpty(ctx context.Context) error {
-	return s.startWith(ctx, netip.MustParsePrefix("10.0.0.0/24"))
-}
-
-func (s *Server) startWith(ctx context.Context, serviceCIDRs ...netip.Prefix) (err error) {
-	if s.dir, err = os.MkdirTemp("", "isthmus-apitest-"); err != nil {
-		return err
-	}
-	s.server, err = apiserver.Start(ctx, apiserver.Config{
-		Assets: os.Getenv(assets), Dir: s.dir, NoFsync: true, ServiceCIDRs: serviceCIDRs,
-	})
-	return err
-}
-
-// stop ends the server and removes its files. It may be called for a server that was never started.
-func (s *Server) stop() error {
-	if s.server != nil {
-		s.server.Stop()
-	}
-	return os.RemoveAll(s.dir)
-}
-
-// installKinds installs all kinds that Isthmus uses.
-func (s *Server) installKinds() error {
-	all, err := crds.All()
-	gateways, gatewaysErr := gatewaycrds.GatewayNodes()
-	if err := errors.Join(err, gatewaysErr); err != nil {
-		return err
-	}
-	definitions := append([]*apiextensionsv1.CustomResourceDefinition{gateways}, all...)
-	_, err = envtest.InstallCRDs(s.server.As(apiserver.Admin), envtest.CRDInstallOptions{CRDs: definitions})
+	dir, err := os.MkdirTemp("", "isthmus-apitest-")
 	if err != nil {
-		return fmt.Errorf("install kinds: %w", err)
+		return nil, nil, err
 	}
-	return nil
+	s, err := apiserver.Start(ctx, apiserver.Config{
+		Assets: os.Getenv(assets), Dir: dir, NoFsync: true, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")},
+	})
+	if err != nil {
+		return nil, nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return s.As(apiserver.Admin), func() error {
+		s.Stop()
+		return os.RemoveAll(dir)
+	}, nil
 }
 
 // Config returns an administrator's configuration of the server, which the caller may change.
 func (s *Server) Config(t testing.TB) *rest.Config {
 	t.Helper()
 	Require(t)
-	return s.server.As(apiserver.Admin)
+	return s.loan.Config()
 }
 
 // available reports whether tests may start API servers.
@@ -162,7 +158,7 @@ func Require(t testing.TB) {
 func (s *Server) Restart(t testing.TB, away time.Duration) {
 	t.Helper()
 	Require(t)
-	if err := s.server.Restart(t.Context(), away); err != nil {
+	if err := s.loan.Restart(away); err != nil {
 		t.Fatalf("restart the API server: %v", err)
 	}
 }
@@ -172,11 +168,7 @@ func (s *Server) Restart(t testing.TB, away time.Duration) {
 func (s *Server) Wipe(t testing.TB) {
 	t.Helper()
 	Require(t)
-	err := s.server.Wipe(t.Context())
-	if err == nil {
-		err = s.installKinds()
-	}
-	if err != nil {
+	if err := s.loan.Wipe(); err != nil {
 		t.Fatalf("wipe the API server: %v", err)
 	}
 }

@@ -7,8 +7,9 @@
 //	go run ./tools/test -soak 5              # five rounds of everything, with the race detector
 //
 // It exits 1 when a test failed, when none ran, and, with REQUIRE_PRIVILEGED=1, when one was skipped. That is the default for
-// root: set REQUIRE_PRIVILEGED=0 to allow skips. A unit run installs nothing, skips all other tests also for root, and takes
-// results of unchanged packages from Go's cache.
+// root: set REQUIRE_PRIVILEGED=0 to allow skips. Packages that need neither privileges nor an API server are tested again only
+// if they changed: Go's cache has their results. A soak tests them each time. A unit run installs nothing and skips all other
+// tests also for root.
 package main
 
 import (
@@ -27,8 +28,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/isthmus-net/isthmus/tools/apitest/pool"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
@@ -58,8 +62,9 @@ var besideLabs = []string{module + "controlplane/federation"}
 // long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
 // long package alone.
 var long = []string{
-	module + "controlplane/broker", module + "tools/bench/dataplane", module + "controlplane/broker/membership", module + "cmd/isthmusctl", module + "tools/kernels",
-	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "e2e/bystanders", module + "tools/scale/simulation",
+	module + "controlplane/broker", module + "tools/bench/dataplane", module + "e2e/bystanders", module + "controlplane/broker/membership",
+	module + "cmd/isthmusctl", module + "tools/kernels", module + "tools/bench/federation", module + "tools/neutron",
+	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
@@ -68,6 +73,9 @@ const (
 	// packageLimit and soakLimit bound a package, so that a test which hangs ends with a stack trace.
 	packageLimit = 25 * time.Minute
 	soakLimit    = 60 * time.Minute
+
+	// serversBesideLabs is how many API servers the packages beside labs borrow.
+	serversBesideLabs = 3
 
 	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
 	parallelOnLab = 3
@@ -143,39 +151,90 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 		return err
 	}
 	// make check runs vet. Without debug information, which no test needs, programs are linked faster.
-	args := []string{"test", "-json", "-count=1", "-vet=off", "-ldflags=-s -w"}
-	if soak > 0 {
-		args = append(args, "-timeout="+soakLimit.String(), "-race")
-	} else {
-		args = append(args, "-timeout="+packageLimit.String())
-	}
+	args := []string{"test", "-json", "-vet=off", "-ldflags=-s -w"}
 	if pattern != "" {
 		args = append(args, "-run="+pattern)
 	}
-	for round := range max(soak, 1) {
-		env := env
-		if soak > 0 {
-			step("round %d of %d", round+1, soak)
-		}
-		if soak > 0 && round == 0 { // one round with production values is enough
-			env = append(slices.Clone(env), fullLength)
-		}
-		if err := runPhases(ctx, r, env, args, packages); err != nil {
-			return err
-		}
+	if soak > 0 {
+		err = runSoak(ctx, r, soak, env, args, packages)
+	} else {
+		err = runOnce(ctx, r, env, append(args, "-timeout="+packageLimit.String()), packages)
+	}
+	if err != nil {
+		return err
 	}
 	return verdict(r, strict)
 }
 
-// runPhases runs packages in two phases, the second one with the labs.
-func runPhases(ctx context.Context, r *report.Report, env, args, packages []string) error {
+// runSoak runs packages in rounds, with the race detector. Each package starts its own API servers.
+func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packages []string) error {
+	args = append(args, "-count=1", "-timeout="+soakLimit.String(), "-race")
 	first, second := split(packages)
-	step("test %d packages", len(first))
-	// More packages than CPUs: many tests wait.
-	if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, first)); err != nil {
+	for round := range rounds {
+		env := env
+		step("round %d of %d", round+1, rounds)
+		if round == 0 { // one round with production values is enough
+			env = append(slices.Clone(env), fullLength)
+		}
+		if err := testBusily(ctx, r, env, args, first); err != nil {
+			return err
+		}
+		if err := testOnLabs(ctx, r, env, args, second); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runOnce runs packages once. Those that depend on nothing but their source come first, unless Go's cache has their results.
+// The others follow in two phases, the second one with the labs, and borrow their API servers from one pool.
+func runOnce(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
+	units, others, err := byNeed(ctx, packages)
+	if err != nil {
 		return err
 	}
+	step("test %d packages that need neither privileges nor an API server, unless they are unchanged", len(units))
+	if err := goTest(ctx, r, env, slices.Concat(args, units)); err != nil {
+		return err
+	}
+	servers, end, err := lendServers(ctx, env)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	env = append(slices.Clone(env), pool.Variable+"="+servers.Socket())
+	args = append(args, "-count=1")
+	first, second := split(others)
+	if err := testBusily(ctx, r, env, args, first); err != nil {
+		return err
+	}
+	servers.Shrink(serversBesideLabs)
 	return testOnLabs(ctx, r, env, args, second)
+}
+
+// testBusily tests packages, more at a time than there are CPUs: many tests wait.
+func testBusily(ctx context.Context, r *report.Report, env, args, packages []string) error {
+	step("test %d packages", len(packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, packages))
+}
+
+// lendServers starts a pool of API servers with the programs of env. The caller ends it.
+func lendServers(ctx context.Context, env []string) (servers *pool.Pool, end func() error, err error) {
+	log.SetLogger(logr.Discard()) // of controller-runtime, which installs kinds
+	dir, err := os.MkdirTemp("", "isthmus-test-")
+	if err != nil {
+		return nil, nil, err
+	}
+	assets := ""
+	for _, e := range env {
+		if value, ok := strings.CutPrefix(e, "KUBEBUILDER_ASSETS="); ok {
+			assets = value
+		}
+	}
+	if servers, err = pool.Listen(ctx, dir, assets); err != nil {
+		return nil, nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return servers, func() error { return errors.Join(servers.Close(), os.RemoveAll(dir)) }, nil
 }
 
 // testOnLabs tests the packages of the second phase while no other run on this machine does the same.
@@ -195,10 +254,13 @@ func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []str
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
 // failure.
 func prepare(ctx context.Context, soak int) (env []string, strict bool, err error) {
-	env = os.Environ()
 	if os.Getenv("GOGC") == "" {
-		env = append(env, "GOGC=400") // API servers, linkers, clients: they live for a moment, and memory is there
+		// For API servers, linkers, clients: they live for a moment, and memory is there.
+		if err := os.Setenv("GOGC", "400"); err != nil {
+			return nil, false, err
+		}
 	}
+	env = os.Environ()
 	required, set := os.LookupEnv("REQUIRE_PRIVILEGED")
 	if !set && os.Geteuid() == 0 {
 		required = "1"
@@ -236,14 +298,41 @@ func withTests(ctx context.Context, packages []string) ([]string, error) {
 		packages = []string{"./..."}
 	}
 	const format = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"
+	out, err := goList(ctx, append([]string{"-f", format}, packages...)...)
+	return strings.Fields(out), err
+}
+
+func goList(ctx context.Context, args ...string) (string, error) {
 	var stderr strings.Builder
-	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-f", format}, packages...)...)
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list"}, args...)...)
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
+		return "", fmt.Errorf("go list: %w\n%s", err, stderr.String())
 	}
-	return strings.Fields(string(out)), nil
+	return string(out), nil
+}
+
+// byNeed divides packages into those whose tests depend on their source alone, and those that may need privileges or an API
+// server: these import netlab, which decides whether such a test runs.
+func byNeed(ctx context.Context, packages []string) (units, others []string, err error) {
+	const format = `{{if eq .Name "main"}}{{.ImportPath}} {{join .Deps " "}}{{end}}`
+	out, err := goList(ctx, append([]string{"-test", "-f", format}, packages...)...)
+	if err != nil {
+		return nil, nil, err
+	}
+	for line := range strings.Lines(out) {
+		fields := strings.Fields(line)
+		pkg, isTest := strings.CutSuffix(fields[0], ".test")
+		switch {
+		case !isTest: // a command
+		case slices.Contains(fields, module+"tools/netlab"):
+			others = append(others, pkg)
+		default:
+			units = append(units, pkg)
+		}
+	}
+	return units, others, nil
 }
 
 // split divides packages into the two phases, each in the order to start them. Without labs there is one phase.

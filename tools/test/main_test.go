@@ -27,6 +27,21 @@ func TestSplit(t *testing.T) {
 	}
 }
 
+// Packages that need neither privileges nor an API server are told from the others.
+func TestByNeed(t *testing.T) {
+	packages := []string{module + "dns/internal/zone", module + "controlplane/broker", module + "bpf", module + "gateway/desired"}
+	units, others, err := byNeed(t.Context(), packages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(units)
+	slices.Sort(others)
+	wantUnits, wantOthers := []string{packages[0], packages[3]}, []string{packages[2], packages[1]}
+	if !slices.Equal(units, wantUnits) || !slices.Equal(others, wantOthers) {
+		t.Errorf("got %v and %v, want %v and %v", units, others, wantUnits, wantOthers)
+	}
+}
+
 // One run at a time has the machine.
 func TestHaveMachine(t *testing.T) {
 	lock := filepath.Join(t.TempDir(), "lock")

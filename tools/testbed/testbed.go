@@ -285,6 +285,19 @@ func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 	return tb.Install(ctx, clusters...)
 }
 
+// upgrade installs or upgrades the release in a member. It tries again while the API server has no time for a request.
+func (tb *Testbed) upgrade(ctx context.Context, member string, args ...string) error {
+	const tries = 3
+	args = append([]string{"upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus")}, args...)
+	for try := 1; ; try++ {
+		_, err := tb.Helm(ctx, member, args...)
+		if err == nil || ctx.Err() != nil || try == tries || !strings.Contains(err.Error(), "request did not complete") {
+			return err
+		}
+		tb.Step("the API server of %s is busy, try again: %v", member, err)
+	}
+}
+
 // Install installs Isthmus in clusters and waits until all of it is ready.
 func (tb *Testbed) Install(ctx context.Context, clusters ...string) error {
 	tb.Step("helm install in %s", strings.Join(clusters, " and "))
@@ -292,10 +305,9 @@ func (tb *Testbed) Install(ctx context.Context, clusters ...string) error {
 	for _, member := range clusters {
 		each.Go(func() error {
 			flags := strings.Join(append([]string{"--check-interval=5s"}, tb.cfg.AgentArgs[member]...), ",") // a minute is long for tests
-			_, err := tb.Helm(eachCtx, member, "upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"),
-				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.dev/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}",
+			return tb.upgrade(eachCtx, member, "--namespace", Namespace,
+				"--set-string", "podAnnotations.isthmus\\.dev/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}",
 				"--set", "controller.federation.enabled="+strconv.FormatBool(tb.cfg.Federation))
-			return err
 		})
 	}
 	if err := each.Wait(); err != nil {

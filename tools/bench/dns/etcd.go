@@ -1,12 +1,9 @@
 package dns
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -29,7 +26,7 @@ func (c *cluster) multiply(ctx context.Context, set names.Set) error {
 			Value []byte `json:"value"`
 		} `json:"kvs"`
 	}
-	if err := c.etcd(ctx, "range", map[string]any{"key": []byte(key(0))}, &found); err != nil {
+	if err := c.server.Etcd(ctx, "range", map[string]any{"key": []byte(key(0))}, &found); err != nil {
 		return err
 	}
 	if len(found.KVs) != 1 {
@@ -61,33 +58,8 @@ func (c *cluster) multiply(ctx context.Context, set names.Set) error {
 			for i := from; i < min(from+perTransaction, set.Services); i++ {
 				puts = append(puts, map[string]any{"requestPut": map[string]any{"key": []byte(key(i)), "value": []byte(copyOf(i))}})
 			}
-			return c.etcd(ctx, "txn", map[string]any{"success": puts}, nil)
+			return c.server.Etcd(ctx, "txn", map[string]any{"success": puts}, nil)
 		})
 	}
 	return group.Wait()
-}
-
-// etcd calls etcd's HTTP API, which encodes keys and values in base64.
-func (c *cluster) etcd(ctx context.Context, method string, request, response any) error {
-	body, err := json.Marshal(request)
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.server.EtcdURL()+"/v3/kv/"+method, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return fmt.Errorf("etcd: %w", err)
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("etcd: %s of %d bytes: %s %s: %w", method, len(body), resp.Status, answer, err)
-	}
-	if response == nil {
-		return nil
-	}
-	return json.Unmarshal(answer, response)
 }

@@ -1,14 +1,10 @@
 package simulation
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -252,10 +248,10 @@ func (w *ClusterSet) compacted(ctx context.Context) (int64, error) {
 			Revision string `json:"revision"`
 		} `json:"header"`
 	}
-	if err := w.etcd(ctx, "range", map[string]any{"key": "AA==", "limit": 1}, &at); err != nil {
+	if err := w.broker.Etcd(ctx, "range", map[string]any{"key": "AA==", "limit": 1}, &at); err != nil {
 		return 0, err
 	}
-	err := w.etcd(ctx, "compaction", map[string]any{"revision": at.Header.Revision, "physical": true}, &struct{}{})
+	err := w.broker.Etcd(ctx, "compaction", map[string]any{"revision": at.Header.Revision, "physical": true}, nil)
 	if err != nil && !strings.Contains(err.Error(), "has been compacted") { // nothing was written since the last one
 		return 0, err
 	}
@@ -265,32 +261,4 @@ func (w *ClusterSet) compacted(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	return int64(scrape.Sum(samples, inUse)), nil
-}
-
-// etcd sends a request of the key-value API to the broker's etcd.
-func (w *ClusterSet) etcd(ctx context.Context, method string, request, answer any) error {
-	body, err := json.Marshal(request)
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.broker.EtcdURL()+"/v3/kv/"+method, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	resp, err := plain.Do(req)
-	if err != nil {
-		return fmt.Errorf("the broker's etcd: %w", err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", resp.Status, text)
-	}
-	if err == nil {
-		err = json.Unmarshal(text, answer)
-	}
-	if err != nil {
-		return fmt.Errorf("%s in the broker's etcd: %w", method, err)
-	}
-	return nil
 }
