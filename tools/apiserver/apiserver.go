@@ -78,7 +78,7 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 			return s, nil
 		}
 		s.Stop()
-		if !errors.Is(err, errExited) || try == tries {
+		if exited := errors.Is(err, errExited) || errors.Is(err, errEtcdExited); !exited || try == tries {
 			return nil, fmt.Errorf("start an API server: %w", err)
 		}
 		if err := os.RemoveAll(s.path("etcd")); err != nil {
@@ -175,9 +175,9 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("kube-apiserver is not ready: %w", ctx.Err())
 		case <-s.etcd.Ended():
-			return fmt.Errorf("etcd: %w: %w", errExited, s.etcd.Failure())
+			return fmt.Errorf("%w: %w", errEtcdExited, s.etcd.Failure())
 		case <-s.api.Ended():
-			return fmt.Errorf("kube-apiserver: %w: %w", errExited, s.api.Failure())
+			return fmt.Errorf("%w: %w", errExited, s.api.Failure())
 		case <-tick.C:
 		}
 		if s.Ready(ctx) == nil {
@@ -203,8 +203,11 @@ func (s *Server) Ready(ctx context.Context) error {
 	return nil
 }
 
-// errExited is the error of a program that exits before the server is ready.
-var errExited = errors.New("exited")
+// Errors of a program that exits before the server is ready.
+var (
+	errExited     = errors.New("kube-apiserver exited")
+	errEtcdExited = errors.New("etcd exited")
+)
 
 // Restart kills kube-apiserver, waits for the given time, starts it again with the same flags, and waits until it is ready.
 // Its etcd keeps running.
