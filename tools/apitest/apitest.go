@@ -52,7 +52,7 @@ func Run(m *testing.M, servers ...*Server) int {
 func run(m *testing.M, servers []*Server) (code int, err error) {
 	ctx := context.Background()
 	socket := os.Getenv(pool.Variable)
-	if socket == "" {
+	if socket == "" || netlab.Inside() { // whose loopback has none of that pool's servers
 		var end func() error
 		if socket, end, err = ownPool(ctx); err != nil {
 			return 1, err

@@ -25,7 +25,7 @@ func Main(m interface{ Run() int }) int {
 	if !IsRoot() {
 		return m.Run()
 	}
-	if os.Getenv(inside) == "1" {
+	if Inside() {
 		if err := loopbackUp(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -34,6 +34,9 @@ func Main(m interface{ Run() int }) int {
 	}
 	return runInside()
 }
+
+// Inside reports whether Main gave this process its own network.
+func Inside() bool { return os.Getenv(inside) == "1" }
 
 // runInside starts this binary again in new namespaces, and returns its exit code.
 func runInside() int {
