@@ -36,7 +36,7 @@ type testbed struct {
 }
 
 // patience limits every wait.
-const patience = 5 * time.Second
+const patience = 20 * time.Second
 
 var (
 	vips    = [2]netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8::7")}

@@ -19,7 +19,7 @@ import (
 )
 
 // patience is how long a packet may take on a busy machine.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // Addresses of a testbed, of both families.
 var (

@@ -92,6 +92,9 @@ func (s *server) stop() {
 // ownKeys are prefixes of keys that an API server writes about itself all the time.
 var ownKeys = []string{"/registry/leases/kube-system/apiserver-", "/registry/masterleases/", "/registry/peerserverleases/"}
 
+// kinds is the prefix of the keys of CustomResourceDefinitions.
+const kinds = "/registry/apiextensions.k8s.io/customresourcedefinitions/"
+
 // contents returns all objects in etcd by key, except for those that the server writes about itself.
 func (s *server) contents(ctx context.Context) (map[string]string, error) {
 	var found struct {
@@ -131,6 +134,9 @@ func (s *server) reset(ctx context.Context) error {
 		}
 	}
 	for key, value := range s.first {
+		if _, ok := have[key]; !ok && strings.HasPrefix(key, kinds) {
+			return fmt.Errorf("a kind was removed: %s", key) // admission may need half a minute to know it again
+		}
 		if have[key] != value {
 			changes = append(changes, map[string]any{"requestPut": map[string]any{"key": []byte(key), "value": []byte(value)}})
 		}

@@ -47,7 +47,7 @@ const (
 	memberID  = clusterset.ClusterID("east")
 )
 
-var times = election.Times{Lease: 2 * time.Second, Renew: time.Second, Retry: 200 * time.Millisecond}
+var times = election.Times{Lease: 5 * time.Second, Renew: 4 * time.Second, Retry: 200 * time.Millisecond}
 
 func newClient(t *testing.T, config *rest.Config) client.Client {
 	t.Helper()
