@@ -90,6 +90,24 @@ func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	return rule(FenceName, spec, &admissionv1.ParamRef{Namespace: namespace, Name: string(member)}, admissionv1.Ignore)
 }
 
+// LeaseParameters returns a policy that matches no object, and its binding. It stays in a cluster for good once a Fence was there.
+// An API server stops to follow Leases when the last policy with Leases as parameters is removed, and does not begin again until
+// it restarts (ensureParamsForPolicyLocked in k8s.io/apiserver 1.36). Without it a cluster that left a federation and joined
+// again would compare epochs with its Lease of the past: it would reject the writes of every new leader.
+func LeaseParameters() []client.Object {
+	spec := admissionv1.ValidatingAdmissionPolicySpec{
+		ParamKind: &admissionv1.ParamKind{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
+			RuleWithOperations: admissionv1.RuleWithOperations{
+				Operations: []admissionv1.OperationType{admissionv1.Create},
+				Rule:       admissionv1.Rule{APIGroups: []string{"none.isthmus.dev"}, APIVersions: []string{"v1"}, Resources: []string{"none"}},
+			},
+		}}},
+		Validations: []admissionv1.Validation{{Expression: "true"}},
+	}
+	return rule("isthmus-lease-parameters", spec, &admissionv1.ParamRef{Namespace: "default", Name: "none"}, admissionv1.Ignore)
+}
+
 // notes are the annotations that leaders write on users' objects.
 var notes = []string{
 	federationv1alpha1.AnnotationEpoch, federationv1alpha1.AnnotationServiceStatus, federationv1alpha1.AnnotationPolicyStatus,

@@ -205,6 +205,7 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 	}
 	wanted = append(wanted, roles(c.Client, s.namespace, c.ID, s.kinds())...)
 	wanted = append(wanted, admission.Claims()...)
+	wanted = append(wanted, admission.LeaseParameters()...)
 	wanted = append(wanted, admission.Fence(s.namespace, c.ID)...)
 	wanted = append(wanted, admission.Own(s.namespace)...)
 	wanted = append(wanted, s.vips(ctx, c)...)

@@ -130,7 +130,8 @@ func (s *survey) forget(ctx context.Context, found *surveyed, id clusterset.Clus
 	return admin.DeleteOwn(ctx, found.Client, &corev1.Secret{ObjectMeta: secretMeta(secretPrefix + string(id))})
 }
 
-// deleteObjects deletes the objects of leaders in a cluster, which it counts, and the objects of Form.
+// deleteObjects deletes the objects of leaders in a cluster, which it counts, and the objects of Form, except for
+// [admission.LeaseParameters].
 func (s *survey) deleteObjects(ctx context.Context, leaving *surveyed) (int, error) {
 	written, err := s.deleteWritten(ctx, leaving.Client)
 	if err != nil {

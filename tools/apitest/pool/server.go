@@ -12,9 +12,11 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	gatewaycrds "github.com/isthmus-net/isthmus/gateway/api/crds"
 	"github.com/isthmus-net/isthmus/tools/apiserver"
 )
@@ -51,6 +53,9 @@ func (s *server) prepare(ctx context.Context) (err error) {
 	if err := InstallKinds(s.As(apiserver.Admin)); err != nil {
 		return err
 	}
+	if err := keepParameters(ctx, s.As(apiserver.Admin)); err != nil {
+		return err
+	}
 	s.first, err = s.contents(ctx)
 	return err
 }
@@ -65,6 +70,20 @@ func InstallKinds(config *rest.Config) error {
 	definitions := append([]*apiextensionsv1.CustomResourceDefinition{gateways}, all...)
 	if _, err := envtest.InstallCRDs(config, envtest.CRDInstallOptions{CRDs: definitions}); err != nil {
 		return fmt.Errorf("install kinds: %w", err)
+	}
+	return nil
+}
+
+// keepParameters has the server follow Leases for good. A fence of the next borrower would otherwise see those of the past.
+func keepParameters(ctx context.Context, config *rest.Config) error {
+	admin, err := client.New(config, client.Options{})
+	if err != nil {
+		return err
+	}
+	for _, obj := range admission.LeaseParameters() {
+		if err := admin.Create(ctx, obj); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -241,6 +241,48 @@ func TestFormerLeaderIsFenced(t *testing.T) {
 	}
 }
 
+// A cluster leaves a federation in which a led it in epoch 3, and joins again; now b leads it in epoch 0. The fence accepts b's
+// writes and rejects those of a.
+func TestFenceFollowsLeasesAgain(t *testing.T) {
+	ctx := t.Context()
+	config := apitest.StartEmpty(t)
+	admin, asA, asB := newClient(t, config), newClient(t, as(config, "a")), newClient(t, as(config, "b"))
+	create := func(objects ...client.Object) {
+		t.Helper()
+		for _, obj := range objects {
+			if err := admin.Create(ctx, obj); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	lease := func(holder string, epoch int32) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: string(memberID)}, Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: &holder, LeaseTransitions: &epoch,
+		}}
+	}
+	writes := func(c client.Client, epoch string) error {
+		return c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", GenerateName: "written-", Labels: ours, Annotations: map[string]string{federationv1alpha1.AnnotationEpoch: epoch},
+		}})
+	}
+	create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, lease("a/pod", 3))
+	create(admission.LeaseParameters()...)
+	create(admission.Fence(namespace, memberID)...)
+	eventually(t, "the fence accepts a alone", func() bool { return apierrors.IsForbidden(writes(asB, "3")) && writes(asA, "3") == nil })
+
+	for _, obj := range append(admission.Fence(namespace, memberID), lease("", 0)) {
+		if err := admin.Delete(ctx, obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "there is no fence", func() bool { return writes(asB, "3") == nil })
+	<-time.After(3 * time.Second) // in which the API server looks for policies
+
+	create(lease("b/pod", 0))
+	create(admission.Fence(namespace, memberID)...)
+	eventually(t, "the fence accepts b alone", func() bool { return apierrors.IsForbidden(writes(asA, "3")) && writes(asB, "0") == nil })
+}
+
 // After the Lease of a leader is deleted, the next epoch of the process is still a later one.
 func TestEpochIsNeverReused(t *testing.T) {
 	ctx := t.Context()
