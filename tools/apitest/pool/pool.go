@@ -15,6 +15,7 @@ import (
 	"net/rpc"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -40,6 +41,7 @@ const (
 // Pool is a set of API servers. It starts one when a borrower comes and none is idle.
 type Pool struct {
 	dir, assets string
+	starting    chan struct{} // holds one for each server that is starting
 	listener    net.Listener
 	sessions    sync.WaitGroup
 
@@ -53,7 +55,7 @@ type Pool struct {
 // Listen starts an empty pool, which serves on a socket in the folder dir and keeps the files of servers there. assets is the
 // folder of kube-apiserver and etcd. The caller closes the pool, and removes dir afterwards.
 func Listen(ctx context.Context, dir, assets string) (*Pool, error) {
-	p := &Pool{dir: dir, assets: assets, conns: map[net.Conn]bool{}, maxIdle: maxIdle}
+	p := &Pool{dir: dir, assets: assets, starting: make(chan struct{}, runtime.NumCPU()), conns: map[net.Conn]bool{}, maxIdle: maxIdle}
 	var err error
 	var lc net.ListenConfig
 	if p.listener, err = lc.Listen(ctx, "unix", p.Socket()); err != nil {
@@ -147,7 +149,7 @@ func (p *Pool) take(ctx context.Context, cidrs []netip.Prefix) (*server, error) 
 	for {
 		s := p.takeIdle(cidrs)
 		if s == nil {
-			return start(ctx, p.dir, p.assets, cidrs)
+			return p.start(ctx, cidrs)
 		}
 		<-time.After(time.Until(s.since.Add(restTime)))
 		err := s.asNew(ctx)
@@ -157,6 +159,13 @@ func (p *Pool) take(ctx context.Context, cidrs []netip.Prefix) (*server, error) 
 		fmt.Fprintln(os.Stderr, "API server is not used again:", err)
 		s.stop()
 	}
+}
+
+// start starts a server. One for each CPU starts at a time: more would take as long in all, and each of them longer.
+func (p *Pool) start(ctx context.Context, cidrs []netip.Prefix) (*server, error) {
+	p.starting <- struct{}{}
+	defer func() { <-p.starting }()
+	return start(ctx, p.dir, p.assets, cidrs)
 }
 
 // takeIdle takes the server that was idle for longest, nil for none.
