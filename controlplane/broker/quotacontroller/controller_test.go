@@ -384,6 +384,13 @@ func TestListing(t *testing.T) {
 	within()
 	w.create(w.record("a", "s-4"))
 	within("services 4/3")
+	since := w.since("a")
+	<-time.After(time.Second) // the unit of the status
+	w.quotas(v1alpha1.Quotas{Services: 2, Ports: 100})
+	within("services 4/2")
+	if now := w.since("a"); !now.Equal(&since) {
+		t.Errorf("a is beyond its quota since %s, and was since %s", now, since)
+	}
 	w.quotas(v1alpha1.Quotas{Services: 4, Ports: 2})
 	within("ports 4/2")
 	w.quotas(v1alpha1.Quotas{Services: 4})
@@ -391,6 +398,20 @@ func TestListing(t *testing.T) {
 	if have := w.listed("b"); have != nil {
 		t.Errorf("b is listed: %v", have)
 	}
+}
+
+// since returns from when on a member is beyond its first quota that is listed.
+func (w *testbed) since(id string) metav1.Time {
+	w.Helper()
+	config := &v1alpha1.ClusterSetConfig{}
+	w.noError(w.admin.Get(w.Context(), client.ObjectKey{Namespace: w.namespace, Name: v1alpha1.ClusterSetConfigName}, config))
+	for _, o := range config.Status.OverQuota {
+		if o.Member == id {
+			return o.Since
+		}
+	}
+	w.Errorf("%s is not listed", id)
+	return metav1.Time{}
 }
 
 func (w *testbed) quotas(q v1alpha1.Quotas) {
