@@ -318,8 +318,8 @@ func (w *testbed) mapHarm(c *cluster) error {
 	}
 	for _, be := range state.Backends {
 		id := string(state.Clusters[be.Cluster])
-		if numbers[id] == 0 || !slices.ContainsFunc(pods(id), func(p netip.Prefix) bool { return p.Contains(be.AddrPort.Addr()) }) {
-			return fmt.Errorf("the node of %s sends clients to %s of %q, which is none of its pods", c.id, be.AddrPort, id)
+		if numbers[id] == 0 || !slices.ContainsFunc(append(pods(id), nodes(id)), func(p netip.Prefix) bool { return p.Contains(be.AddrPort.Addr()) }) {
+			return fmt.Errorf("the node of %s sends clients to %s of %q, which is an address of neither its pods nor its nodes", c.id, be.AddrPort, id)
 		}
 	}
 	return nil

@@ -63,6 +63,9 @@ func pods(id string) []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.%d.0.0/16", numbers[id])), netip.MustParsePrefix(fmt.Sprintf("fd00:%d::/64", numbers[id]))}
 }
 
+// nodes are the addresses of a cluster's nodes, which pods in the network of their node have, too.
+func nodes(id string) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("172.16.%d.0/24", numbers[id])) }
+
 // patience is how long anything may take that must happen.
 const patience = 2 * time.Minute
 
@@ -215,7 +218,7 @@ func registration(id string) v1alpha1.MemberSpec {
 	return v1alpha1.MemberSpec{
 		ClusterID: id, ClusterSetID: "test", ClusterSetIPEnabled: true, JoinTime: joined,
 		ClusterSetIPCIDR: []string{fmt.Sprintf("243.%d.0.0/16", n), fmt.Sprintf("fd00:243:%d::/64", n)},
-		PodCIDRs:         texts(pods(id)), NodeCIDRs: []string{fmt.Sprintf("172.16.%d.0/24", n)}, ServiceCIDRs: texts(serviceCIDRs),
+		PodCIDRs:         texts(pods(id)), NodeCIDRs: []string{nodes(id).String()}, ServiceCIDRs: texts(serviceCIDRs),
 	}
 }
 
@@ -393,7 +396,7 @@ func (w *testbed) startAgent(c *cluster) {
 func own(id string) []lb.Own {
 	var all []lb.Own
 	for use, prefixes := range map[string][]netip.Prefix{
-		"Services": serviceCIDRs, "pods": pods(id), "nodes": {netip.MustParsePrefix(fmt.Sprintf("172.16.%d.0/24", numbers[id]))},
+		"Services": serviceCIDRs, "pods": pods(id), "nodes": {nodes(id)},
 	} {
 		for _, p := range prefixes {
 			all = append(all, lb.Own{Prefix: p, Use: use})
