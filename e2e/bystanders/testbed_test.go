@@ -64,7 +64,9 @@ func pods(id string) []netip.Prefix {
 }
 
 // nodes are the addresses of a cluster's nodes, which pods in the network of their node have, too.
-func nodes(id string) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("172.16.%d.0/24", numbers[id])) }
+func nodes(id string) netip.Prefix {
+	return netip.MustParsePrefix(fmt.Sprintf("172.16.%d.0/24", numbers[id]))
+}
 
 // patience is how long anything may take that must happen.
 const patience = 2 * time.Minute
