@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"testing"
 	"time"
 
@@ -53,11 +52,12 @@ func run(m *testing.M, servers []*Server) (code int, err error) {
 	ctx := context.Background()
 	socket := os.Getenv(pool.Variable)
 	if socket == "" || netlab.Inside() { // whose loopback has none of that pool's servers
-		var end func() error
-		if socket, end, err = ownPool(ctx); err != nil {
+		var own *pool.Pool
+		if own, err = pool.Listen(ctx, os.Getenv(assets)); err != nil {
 			return 1, err
 		}
-		defer func() { err = errors.Join(err, end()) }()
+		defer func() { err = errors.Join(err, own.Close()) }()
+		socket = own.Socket()
 	}
 	defer func() {
 		for _, s := range servers {
@@ -67,7 +67,6 @@ func run(m *testing.M, servers []*Server) (code int, err error) {
 		}
 	}()
 	var group errgroup.Group
-	group.SetLimit(runtime.NumCPU() + 1) // starting a server takes CPU time most of the time
 	for _, s := range servers {
 		group.Go(func() (err error) {
 			s.loan, err = pool.Borrow(ctx, socket, s.cidrs())
@@ -78,19 +77,6 @@ func run(m *testing.M, servers []*Server) (code int, err error) {
 		return 1, err
 	}
 	return m.Run(), nil
-}
-
-// ownPool starts a pool for this package.
-func ownPool(ctx context.Context) (socket string, end func() error, err error) {
-	dir, err := os.MkdirTemp("", "isthmus-apitest-")
-	if err != nil {
-		return "", nil, err
-	}
-	p, err := pool.Listen(ctx, dir, os.Getenv(assets))
-	if err != nil {
-		return "", nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	return p.Socket(), func() error { return errors.Join(p.Close(), os.RemoveAll(dir)) }, nil
 }
 
 func (s *Server) cidrs() []netip.Prefix {

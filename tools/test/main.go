@@ -197,11 +197,11 @@ func runOnce(ctx context.Context, r *report.Report, env, args, packages []string
 	if err := goTest(ctx, r, env, slices.Concat(args, units)); err != nil {
 		return err
 	}
-	servers, end, err := lendServers(ctx, env)
+	servers, err := lendServers(ctx, env)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, end()) }()
+	defer func() { err = errors.Join(err, servers.Close()) }()
 	env = append(slices.Clone(env), pool.Variable+"="+servers.Socket())
 	args = append(args, "-count=1")
 	first, second := split(others)
@@ -218,23 +218,16 @@ func testBusily(ctx context.Context, r *report.Report, env, args, packages []str
 	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, packages))
 }
 
-// lendServers starts a pool of API servers with the programs of env. The caller ends it.
-func lendServers(ctx context.Context, env []string) (servers *pool.Pool, end func() error, err error) {
+// lendServers starts a pool of API servers with the programs of env. The caller closes it.
+func lendServers(ctx context.Context, env []string) (*pool.Pool, error) {
 	log.SetLogger(logr.Discard()) // of controller-runtime, which installs kinds
-	dir, err := os.MkdirTemp("", "isthmus-test-")
-	if err != nil {
-		return nil, nil, err
-	}
 	assets := ""
 	for _, e := range env {
 		if value, ok := strings.CutPrefix(e, "KUBEBUILDER_ASSETS="); ok {
 			assets = value
 		}
 	}
-	if servers, err = pool.Listen(ctx, dir, assets); err != nil {
-		return nil, nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	return servers, func() error { return errors.Join(servers.Close(), os.RemoveAll(dir)) }, nil
+	return pool.Listen(ctx, assets)
 }
 
 // testOnLabs tests the packages of the second phase while no other run on this machine does the same.

@@ -52,14 +52,17 @@ type Pool struct {
 	closed  bool
 }
 
-// Listen starts an empty pool, which serves on a socket in the folder dir and keeps the files of servers there. assets is the
-// folder of kube-apiserver and etcd. The caller closes the pool, and removes dir afterwards.
-func Listen(ctx context.Context, dir, assets string) (*Pool, error) {
+// Listen starts an empty pool, with its socket and the files of its servers in a temporary folder. assets is the folder of
+// kube-apiserver and etcd. The caller closes the pool.
+func Listen(ctx context.Context, assets string) (*Pool, error) {
+	dir, err := os.MkdirTemp("", "isthmus-apitest-")
+	if err != nil {
+		return nil, err
+	}
 	p := &Pool{dir: dir, assets: assets, starting: make(chan struct{}, runtime.NumCPU()), conns: map[net.Conn]bool{}, maxIdle: maxIdle}
-	var err error
 	var lc net.ListenConfig
 	if p.listener, err = lc.Listen(ctx, "unix", p.Socket()); err != nil {
-		return nil, fmt.Errorf("listen for borrowers of API servers: %w", err)
+		return nil, errors.Join(fmt.Errorf("listen for borrowers of API servers: %w", err), os.RemoveAll(dir))
 	}
 	p.sessions.Go(p.accept)
 	return p, nil
@@ -189,7 +192,7 @@ func (p *Pool) Shrink(n int) {
 	p.trim()
 }
 
-// Close ends all loans and stops all servers.
+// Close ends all loans, stops all servers and removes their files.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	p.closed, p.maxIdle = true, 0
@@ -200,7 +203,7 @@ func (p *Pool) Close() error {
 	err := p.listener.Close()
 	p.sessions.Wait()
 	p.trim()
-	return err
+	return errors.Join(err, os.RemoveAll(p.dir))
 }
 
 // session is the RPC service of one borrower. Its methods are called one after the other.
@@ -216,19 +219,12 @@ type Access struct {
 }
 
 // Take takes a server of these Service CIDRs.
-func (s *session) Take(cidrs []string, a *Access) error {
+func (s *session) Take(cidrs []netip.Prefix, a *Access) error {
 	if s.server != nil {
 		return errors.New("a connection is for one server")
 	}
-	parsed := make([]netip.Prefix, len(cidrs))
-	for i, c := range cidrs {
-		var err error
-		if parsed[i], err = netip.ParsePrefix(c); err != nil {
-			return fmt.Errorf("service CIDR: %w", err)
-		}
-	}
 	var err error
-	if s.server, err = s.pool.take(context.Background(), parsed); err == nil {
+	if s.server, err = s.pool.take(context.Background(), cidrs); err == nil {
 		*a = s.server.access()
 	}
 	return err
@@ -256,11 +252,7 @@ func Borrow(ctx context.Context, socket string, cidrs []netip.Prefix) (*Loan, er
 		return nil, fmt.Errorf("borrow an API server: %w", err)
 	}
 	l := &Loan{client: rpc.NewClient(conn)}
-	texts := make([]string, len(cidrs))
-	for i, c := range cidrs {
-		texts[i] = c.String()
-	}
-	if err := l.client.Call(service+".Take", texts, &l.access); err != nil {
+	if err := l.client.Call(service+".Take", cidrs, &l.access); err != nil {
 		return nil, errors.Join(fmt.Errorf("borrow an API server: %w", err), l.client.Close())
 	}
 	return l, nil

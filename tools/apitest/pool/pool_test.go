@@ -66,7 +66,7 @@ func TestServerIsAsNew(t *testing.T) {
 		netlab.Skip(t, assetsVariable+" does not name a folder with kube-apiserver and etcd")
 	}
 	ctx := t.Context()
-	p, err := Listen(ctx, t.TempDir(), os.Getenv(assetsVariable))
+	p, err := Listen(ctx, os.Getenv(assetsVariable))
 	if err != nil {
 		t.Fatal(err)
 	}
