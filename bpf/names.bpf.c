@@ -69,6 +69,14 @@ struct {
 } resolvers SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct dns_client);
+	__type(value, __u8);
+} dns_clients SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
@@ -102,13 +110,15 @@ static __always_inline void lower(__u64 *bytes)
 }
 
 /* Reads the IP header of a whole UDP datagram without options or extensions. */
-static __always_inline bool read_datagram(struct __sk_buff *skb, struct packet *p, struct dns_resolver *to)
+static __always_inline bool read_datagram(struct __sk_buff *skb, struct packet *p, struct dns_client *from,
+					  struct dns_resolver *to)
 {
 	if (p->ipv6) {
 		struct ipv6_header h;
 
 		if (READ_AT(skb, p->l3, &h) || h.next != IPPROTO_UDP)
 			return false;
+		__builtin_memcpy(from->addr, h.source, sizeof(from->addr));
 		__builtin_memcpy(to->addr, h.destination, sizeof(to->addr));
 		p->l4 = p->l3 + sizeof(h);
 		p->end = p->l4 + bpf_ntohs(h.payload);
@@ -118,6 +128,7 @@ static __always_inline bool read_datagram(struct __sk_buff *skb, struct packet *
 		if (READ_AT(skb, p->l3, &h) || h.version_ihl != 0x45 || h.proto != IPPROTO_UDP ||
 		    h.fragment & bpf_htons(0x3fff))
 			return false;
+		write_mapped(from->addr, h.source);
 		write_mapped(to->addr, h.destination);
 		p->l4 = p->l3 + sizeof(h);
 		p->end = p->l3 + bpf_ntohs(h.total);
@@ -218,15 +229,24 @@ struct query {
 	__be16 type_class[2]; /* the type is DNS_A or DNS_AAAA */
 };
 
+/* Whether packets between two addresses may be answered here. A guarded resolver refuses strangers itself. */
+static __always_inline bool may_answer(const struct dns_client *from, const struct dns_resolver *to)
+{
+	const __u8 *kind = bpf_map_lookup_elem(&resolvers, to);
+
+	return kind && (*kind != NAMES_GUARDED || bpf_map_lookup_elem(&dns_clients, from));
+}
+
 /* Reads a packet to port 53 of a resolver. Returns false if it is none, or its UDP length does not match. */
 static __always_inline bool read_packet(struct __sk_buff *skb, struct packet *p, struct query *q)
 {
+	struct dns_client from = { .bits = 128 };
 	struct dns_resolver to = {};
 
-	if (!locate(skb, p) || p->tagged || !read_datagram(skb, p, &to))
+	if (!locate(skb, p) || p->tagged || !read_datagram(skb, p, &from, &to))
 		return false;
 	if (READ_AT(skb, p->l4, &q->udp) || q->udp.ports.destination != bpf_htons(DNS_PORT) ||
-	    !bpf_map_lookup_elem(&resolvers, &to))
+	    !may_answer(&from, &to))
 		return false;
 	return p->l4 + bpf_ntohs(q->udp.length) == p->end;
 }

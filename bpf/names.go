@@ -11,6 +11,8 @@ type (
 	DNSAddresses = namesDnsAddresses
 	// DNSResolver is the key of the map resolvers: the address of a resolver.
 	DNSResolver = namesDnsResolver
+	// DNSClient is the key of the map dns_clients: a prefix of source addresses, of 16 bytes.
+	DNSClient = namesDnsClient
 	// NamesSettings is the only value of the map names_settings. TTL is in network order.
 	NamesSettings = namesNamesSettings
 )
@@ -19,6 +21,12 @@ type (
 const (
 	NamesIPv4 = 1
 	NamesIPv6 = 2
+)
+
+// The values of the map resolvers (names.h). A guarded resolver answers only the clients in dns_clients.
+const (
+	NamesAnswered = uint8(1)
+	NamesGuarded  = uint8(2)
 )
 
 // The indices of the map names_counts: answers to queries for IPv4 and for IPv6 addresses.
@@ -31,6 +39,7 @@ const (
 const (
 	MapNames         = namesMapNames
 	MapResolvers     = namesMapResolvers
+	MapDNSClients    = namesMapDnsClients
 	MapNamesSettings = namesMapNamesSettings
 	MapNamesCounts   = namesMapNamesCounts
 )

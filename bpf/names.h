@@ -34,6 +34,16 @@ struct dns_resolver {
 	__u8 addr[16];
 };
 
+/* Value of `resolvers`: a guarded resolver is an address of this node that answers only `dns_clients`. */
+#define NAMES_ANSWERED 1
+#define NAMES_GUARDED 2
+
+/* Key of `dns_clients`: a prefix of source addresses. */
+struct dns_client {
+	__u32 bits;
+	__u8 addr[16];
+};
+
 /* The only value of `names_settings`. */
 struct names_settings {
 	__be32 ttl;

@@ -20,6 +20,12 @@ type namesDnsAddresses struct {
 	Families uint32
 }
 
+type namesDnsClient struct {
+	_    structs.HostLayout
+	Bits uint32
+	Addr [16]uint8
+}
+
 type namesDnsName struct {
 	_    structs.HostLayout
 	Wire [96]uint8
@@ -48,6 +54,7 @@ type namesNamesSettings struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	namesMapDnsClients    = "dns_clients"
 	namesMapNames         = "names"
 	namesMapNamesCounts   = "names_counts"
 	namesMapNamesSettings = "names_settings"
@@ -105,6 +112,7 @@ type namesProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type namesMapSpecs struct {
+	DnsClients    *ebpf.MapSpec `ebpf:"dns_clients"`
 	Names         *ebpf.MapSpec `ebpf:"names"`
 	NamesCounts   *ebpf.MapSpec `ebpf:"names_counts"`
 	NamesSettings *ebpf.MapSpec `ebpf:"names_settings"`
@@ -138,6 +146,7 @@ func (o *namesObjects) Close() error {
 //
 // It can be passed to loadNamesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type namesMaps struct {
+	DnsClients    *ebpf.Map `ebpf:"dns_clients"`
 	Names         *ebpf.Map `ebpf:"names"`
 	NamesCounts   *ebpf.Map `ebpf:"names_counts"`
 	NamesSettings *ebpf.Map `ebpf:"names_settings"`
@@ -146,6 +155,7 @@ type namesMaps struct {
 
 func (m *namesMaps) Close() error {
 	return _NamesClose(
+		m.DnsClients,
 		m.Names,
 		m.NamesCounts,
 		m.NamesSettings,

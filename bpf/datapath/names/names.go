@@ -13,6 +13,7 @@ import (
 	"iter"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -32,6 +33,9 @@ var ErrUnsupported = errors.New("names cannot be answered in the kernel")
 type Config struct {
 	// Resolvers are the nameservers in the resolv.conf of pods. Queries to port 53 of these are answered.
 	Resolvers []netip.Addr
+	// Guarded are those of Resolvers that answer only some clients. Queries of others than those of [Responder.SetClients] pass
+	// to them unchanged.
+	Guarded []netip.Addr
 	// Order is the position of the packet path among the programs of others on the same devices; "" is OrderNear. This
 	// program is at the other end, so that a policy which denies a pod its resolver applies here too.
 	Order datapath.Order
@@ -44,6 +48,7 @@ type Responder struct {
 	at   link.Anchor
 
 	mu       sync.Mutex
+	clients  []netip.Prefix    // in the map; guarded by mu
 	links    map[int]link.Link // by the index of the device; guarded by mu
 	failures map[int]string    // the logged errors of devices that could not be served; guarded by mu
 	rejected int               // names without room in the map; guarded by mu
@@ -68,7 +73,11 @@ func load(spec *ebpf.CollectionSpec, c Config, log *slog.Logger) (*Responder, er
 		return nil, fmt.Errorf("%w: load the program: %w", ErrUnsupported, err)
 	}
 	for _, a := range c.Resolvers {
-		if err := coll.Maps[bpf.MapResolvers].Put(bpf.DNSResolver{Addr: a.As16()}, uint8(1)); err != nil {
+		kind := bpf.NamesAnswered
+		if slices.Contains(c.Guarded, a) {
+			kind = bpf.NamesGuarded
+		}
+		if err := coll.Maps[bpf.MapResolvers].Put(bpf.DNSResolver{Addr: a.As16()}, kind); err != nil {
 			coll.Close()
 			return nil, fmt.Errorf("write map %s: %w", bpf.MapResolvers, err)
 		}
@@ -215,6 +224,47 @@ func (r *Responder) Update(ttl uint32, soa string, changes iter.Seq2[string, [2]
 	}
 	r.rejected = rejected
 	return errors.Join(errs...)
+}
+
+// SetClients sets the clients whose queries to guarded resolvers are answered. After an error some clients may be missing, and
+// some former ones may be left. Setting the clients of a nil Responder does nothing.
+func (r *Responder) SetClients(clients []netip.Prefix) error {
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.coll.Maps[bpf.MapDNSClients]
+	var errs []error
+	kept := map[netip.Prefix]bool{}
+	for _, p := range clients {
+		kept[p] = true
+	}
+	for _, p := range r.clients {
+		if kept[p] {
+			continue
+		}
+		if err := m.Delete(clientKey(p)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("delete from map %s: %w", bpf.MapDNSClients, err))
+		}
+	}
+	for _, p := range clients {
+		if err := m.Put(clientKey(p), uint8(1)); err != nil {
+			errs = append(errs, fmt.Errorf("write map %s: %w", bpf.MapDNSClients, err))
+			break
+		}
+	}
+	r.clients = slices.Clone(clients)
+	return errors.Join(errs...)
+}
+
+// clientKey returns the key of a prefix; those of IPv4 are mapped.
+func clientKey(p netip.Prefix) bpf.DNSClient {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return bpf.DNSClient{Bits: uint32(bits), Addr: p.Addr().As16()}
 }
 
 func encode(addrs [2]netip.Addr) bpf.DNSAddresses {
