@@ -42,6 +42,9 @@ type Config struct {
 	// them. Wildcards are not allowed: an answer must leave from the address that was asked, and other name servers of the
 	// node listen on port 53 too. Port 0 lets the kernel choose a port.
 	Listen []netip.AddrPort
+	// Guarded holds those addresses of Listen that answer only the clients of [Server.SetClients], such as the node's own
+	// addresses, which every host on the network can reach. Other clients get few REFUSED answers, and beyond these none.
+	Guarded []netip.AddrPort
 	// TTL is the TTL of positive and negative answers in seconds, 0 to 3600.
 	TTL uint32
 	// EmptyHeadless keeps the name of a headless Service while no endpoint is ready: answers are then NODATA, as with
@@ -82,8 +85,15 @@ type ExternalClients = server.ExternalClients
 // Limits bounds the resources that clients may use. Zero means no limit.
 type Limits = server.Limits
 
-// DefaultLimits are generous for any workload that fits on one node.
-var DefaultLimits = Limits{Rate: 50_000, Connections: 8192, ConnectionsEach: 256}
+// Budget is a limit for all clients together and one for each of them. Zero means no limit.
+type Budget = server.Budget
+
+// DefaultLimits are generous for any workload that fits on one node, and low for clients that are refused.
+var DefaultLimits = Limits{
+	Rate: 50_000, Refusals: Budget{All: 200, Each: 20},
+	Pods: Budget{All: 8192, Each: 256}, Neighbours: Budget{All: 1024, Each: 256}, Strangers: Budget{All: 64, Each: 4},
+	Unread: Budget{All: 256, Each: 16},
+}
 
 // maxTTL is one hour, in seconds. Clients should not use the address of a removed Service for longer.
 const maxTTL = 3600
@@ -107,6 +117,11 @@ func (c Config) Validate() error {
 			faults = append(faults, fmt.Errorf("dns: listen address %s is given twice", a))
 		}
 		seen[a] = true
+	}
+	for _, a := range c.Guarded {
+		if !slices.Contains(c.Listen, a) {
+			faults = append(faults, fmt.Errorf("dns: guarded address %s is not a listen address; add it to those or leave it out", a))
+		}
 	}
 	if len(c.ExternalClients.Listen) > 0 && len(c.ExternalClients.Allow) == 0 {
 		faults = append(faults, fmt.Errorf("dns: no client may use the address %s for external clients; give the ranges of those that may", c.ExternalClients.Listen[0]))
@@ -153,7 +168,9 @@ func New(c Config) (*Server, error) {
 	s := &Server{log: log, zoneConfig: zone.Config{
 		Nameservers: firstOfEachFamily(c.Listen), TTL: c.TTL, EmptyHeadless: c.EmptyHeadless, ClusterScoped: c.ClusterScoped, Reverse: c.Reverse,
 	}, file: zoneFile{path: c.File, log: log, due: signal.New()}, kernel: c.Kernel}
-	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{Zone: s.zone.Load, Limits: c.Limits, ExternalClients: c.ExternalClients, Sample: c.Sample, Log: log})
+	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{
+		Zone: s.zone.Load, Limits: c.Limits, Guarded: c.Guarded, ExternalClients: c.ExternalClients, Sample: c.Sample, Log: log,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
 	}
@@ -227,6 +244,10 @@ func (s *Server) SetTopology(local clusterset.ClusterID, drained map[clusterset.
 	}
 }
 
+// SetClients sets the clients that guarded addresses answer. Before the first call they answer none. At the other addresses of
+// Listen every client gets answers, but after the first call only these clients use the TCP connections of pods there.
+func (s *Server) SetClients(allowed []netip.Prefix) { s.listeners.SetClients(allowed) }
+
 // build makes a zone of the last snapshot and serves it. The caller holds mu.
 func (s *Server) build() {
 	begin := time.Now()
@@ -276,6 +297,15 @@ type Counts = server.Counts
 
 // Count counts messages with the same path, type and outcome.
 type Count = server.Count
+
+// ACLRefusal is how a question of a client that is not allowed was refused.
+type ACLRefusal = server.ACLRefusal
+
+// ACLRefusals are all of them, and ConnReasons all reasons for which the server closes a TCP connection.
+var (
+	ACLRefusals = server.ACLRefusals[:]
+	ConnReasons = server.ConnReasons[:]
+)
 
 // Status is the state of a server.
 type Status struct {

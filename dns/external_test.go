@@ -1,6 +1,7 @@
 package dns_test
 
 import (
+	"maps"
 	"net"
 	"net/netip"
 	"strings"
@@ -72,8 +73,8 @@ func TestExternalClients(t *testing.T) {
 			refused += a.Messages
 		}
 	}
-	if counts.ACLRefused != 2 || refused != 2 {
-		t.Errorf("%d refused by the ACL, %d refused in all, want 2", counts.ACLRefused, refused)
+	if want := map[dns.ACLRefusal]uint64{{Listener: "external", Outcome: "refused"}: 2}; !maps.Equal(counts.ACLRefused, want) || refused != 2 {
+		t.Errorf("%v refused by the ACL, %d refused in all, want 2", counts.ACLRefused, refused)
 	}
 	noRange := dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, ExternalClients: dns.ExternalClients{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}}
 	if err := noRange.Validate(); err == nil || !strings.Contains(err.Error(), "no client may use") {

@@ -39,6 +39,7 @@ const (
 type addresses struct {
 	member, federation        []netip.Prefix // ranges of ClusterSetIPs
 	ownMember, ownNode, cidrs []lb.Own       // the cluster's own
+	agents                    []netip.Prefix // of all nodes with an agent
 }
 
 // ranges returns the ranges of all ClusterSetIPs, sorted.

@@ -18,8 +18,8 @@ var (
 	metricDNSAnswers    = metric{"isthmus_agent_dns_answers_total", "Answers by path (fast or slow over UDP, tcp, or kernel), type of question and response code.", []string{"path", "type", "rcode"}, prometheus.CounterValue}
 	metricDNSIgnored    = metric{"isthmus_agent_dns_ignored_total", "Messages that were not questions and got no answer.", nil, prometheus.CounterValue}
 	metricDNSLimited    = metric{"isthmus_agent_dns_limited_total", "Answers dropped or truncated by the rate limit.", nil, prometheus.CounterValue}
-	metricDNSRefused    = metric{"isthmus_agent_dns_refused_connections_total", "TCP connections closed at once by the connection limits.", nil, prometheus.CounterValue}
-	metricDNSACLRefused = metric{"isthmus_agent_dns_acl_refused_total", "Questions refused because the client is not in an allowed range of external clients.", nil, prometheus.CounterValue}
+	metricDNSRefused    = metric{"isthmus_agent_dns_refused_connections_total", "TCP connections closed by a limit, by reason: the client's share (client), all connections of pods, neighbours or strangers, an oversized question, or unread answers.", []string{"reason"}, prometheus.CounterValue}
+	metricDNSACLRefused = metric{"isthmus_agent_dns_acl_refused_total", "Questions of clients that are not allowed at an address of the node or one for external clients (listener): refused, or dropped beyond the limit (outcome).", []string{"listener", "outcome"}, prometheus.CounterValue}
 	metricDNSDropped    = metric{"isthmus_agent_dns_dropped_total", "Questions that the kernel dropped because a receive buffer was full.", nil, prometheus.CounterValue}
 	metricDNSNames      = metric{"isthmus_agent_dns_names", "Names that exist in the zone.", nil, prometheus.GaugeValue}
 	metricDNSSkipped    = metric{"isthmus_agent_dns_skipped", "Services without a valid DNS name, or without all of theirs; the log lists them.", nil, prometheus.GaugeValue}
@@ -55,8 +55,12 @@ func (m dnsMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	put(metricDNSIgnored, float64(s.Counts.Ignored))
 	put(metricDNSLimited, float64(s.Counts.Limited))
-	put(metricDNSRefused, float64(s.Counts.Refused))
-	put(metricDNSACLRefused, float64(s.Counts.ACLRefused))
+	for _, reason := range dns.ConnReasons {
+		put(metricDNSRefused, float64(s.Counts.Refused[reason]), reason)
+	}
+	for _, r := range dns.ACLRefusals {
+		put(metricDNSACLRefused, float64(s.Counts.ACLRefused[r]), r.Listener, r.Outcome)
+	}
 	put(metricDNSDropped, float64(s.Counts.Dropped))
 	put(metricDNSNames, float64(s.Names))
 	put(metricDNSSkipped, float64(len(s.Skipped)))

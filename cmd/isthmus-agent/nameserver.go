@@ -32,7 +32,9 @@ type nameserver struct {
 	// neighbours are the optional addresses of cfg.Listen: other nodes' agents can answer instead.
 	neighbours []netip.AddrPort
 	fast       names.Config // without Resolvers, the kernel answers nothing
-	log        *slog.Logger
+	// always holds the clients that get answers at the node's addresses before the cluster's are known.
+	always []netip.Prefix
+	log    *slog.Logger
 	// retry is the time between two attempts to listen.
 	retry time.Duration
 	// silent is the latest set of members that do not answer; signaled is pending until Run has taken it.
@@ -44,6 +46,7 @@ type nameserver struct {
 	last    *clusterset.Snapshot
 	local   clusterset.ClusterID
 	drained map[clusterset.ClusterID]bool
+	clients dnsClients
 	kernel  *names.Responder // nil while the kernel answers nothing
 	iface   string
 	missing []string // optional capabilities that the node lacks
@@ -137,6 +140,7 @@ func (n *nameserver) open(ctx context.Context, kernel *names.Responder, missing 
 	defer n.mu.Unlock()
 	n.server, n.kernel, n.iface, n.missing, n.err = server, kernel, iface, missing, nil
 	server.SetTopology(n.local, n.drained)
+	n.passClients()
 	if n.last != nil {
 		n.err = server.Sync(ctx, n.last)
 	}
@@ -147,7 +151,12 @@ func (n *nameserver) open(ctx context.Context, kernel *names.Responder, missing 
 // ones, then without those of neighbours, then without both, and returns what is missing.
 func (n *nameserver) listen(addrs []netip.AddrPort, kernel *names.Responder) (server *dns.Server, missing []string, err error) {
 	cfg := n.cfg
-	cfg.Listen, cfg.Log = addrs, n.log
+	setListen := func(addrs []netip.AddrPort) {
+		cfg.Listen = addrs
+		cfg.Guarded = slices.DeleteFunc(slices.Clone(n.cfg.Guarded), func(a netip.AddrPort) bool { return !slices.Contains(addrs, a) })
+	}
+	setListen(addrs)
+	cfg.Log = n.log
 	if kernel != nil {
 		cfg.Kernel = kernel
 	}
@@ -166,7 +175,8 @@ func (n *nameserver) listen(addrs []netip.AddrPort, kernel *names.Responder) (se
 		if len(a.listen) == 0 || len(a.listen) == len(addrs) && len(a.external.Listen) == len(n.cfg.ExternalClients.Listen) {
 			continue // nothing is left, or nothing was left out
 		}
-		cfg.Listen, cfg.ExternalClients = a.listen, a.external
+		setListen(a.listen)
+		cfg.ExternalClients = a.external
 		if server, retryErr := dns.New(cfg); retryErr == nil {
 			n.log.Warn("DNS is not served on all addresses", "err", err)
 			return server, a.missing, nil
@@ -264,5 +274,5 @@ func (n *nameserver) Status() (s status.DNS, missing []string) {
 			s.Kernel.Resolvers = append(s.Kernel.Resolvers, r.String())
 		}
 	}
-	return s, n.missing
+	return s, slices.Concat(n.missing, n.unknownClients())
 }

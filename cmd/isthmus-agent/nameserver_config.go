@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,6 +23,8 @@ type dnsConfig struct {
 	// NodeIPs are this node's addresses. The DNS of other nodes asks there, at NeighbourPort.
 	NodeIPs       []string
 	NeighbourPort uint16
+	// Allow holds ranges of clients that get answers at the node's addresses, besides the cluster's pods and nodes.
+	Allow []string
 	// ExternalListen holds addresses with an optional port for clients outside of the cluster, ExternalAllow their ranges.
 	ExternalListen, ExternalAllow []string
 	// Profile is kep or lighthouse. It sets the defaults of EmptyHeadless and ClusterScoped.
@@ -88,6 +91,7 @@ func (c *dnsConfig) bind(f *pflag.FlagSet) {
 		netip.PrefixFrom(device.IPv6, 48).Masked(), device.Name, device.IPv4, device.IPv6))
 	f.StringSliceVar(&c.NodeIPs, "node-ip", c.NodeIPs, "address of this node for DNS questions from other nodes, repeatable; env NODE_IPS")
 	f.Uint16Var(&c.NeighbourPort, "dns-neighbour-port", c.NeighbourPort, "port for DNS on the addresses of --node-ip, if another program uses 53 there")
+	f.StringSliceVar(&c.Allow, "dns-allow", nil, "source range of further clients allowed at the node's own addresses, repeatable; besides the known pods and nodes of the cluster, others are refused there")
 	f.StringSliceVar(&c.ExternalListen, "dns-external-listen", nil, "address[:port] for DNS clients outside of the cluster, repeatable; the node that has it answers")
 	f.StringSliceVar(&c.ExternalAllow, "dns-external-allow", nil, "source range of clients allowed at --dns-external-listen, repeatable; others are refused")
 	f.StringVar(&c.Profile, "dns-profile", c.Profile, fmt.Sprintf("%s: names as in the MCS API; %s: names as in Lighthouse, the same as --dns-empty-headless=%s --dns-cluster-scoped", profileKEP, profileLighthouse, emptyNoData))
@@ -112,7 +116,14 @@ func (c *dnsConfig) nameserver(log *slog.Logger) (*nameserver, error) {
 		return nil, err
 	}
 	n := newNameserver(cfg, neighbours, log)
+	if n.always, err = c.allowed(); err != nil {
+		return nil, err
+	}
+	n.restoreClients()
 	n.fast.Resolvers, err = c.resolvers()
+	for _, a := range slices.Concat(cfg.Guarded, neighbours) {
+		n.fast.Guarded = append(n.fast.Guarded, a.Addr())
+	}
 	return n, err
 }
 
@@ -154,11 +165,18 @@ func (c *dnsConfig) server() (dns.Config, error) {
 	if cfg.Listen, err = c.addresses(); err != nil {
 		faults = append(faults, err)
 	}
+	cfg.Guarded = slices.DeleteFunc(slices.Clone(cfg.Listen), isNodeLocal)
+	if _, err := c.allowed(); err != nil {
+		faults = append(faults, err)
+	}
 	if cfg.ExternalClients.Listen, err = parseAddresses("--dns-external-listen", c.ExternalListen, dns.DefaultPort); err != nil {
 		faults = append(faults, err)
 	}
 	if cfg.ExternalClients.Allow, err = parseRanges(c.ExternalAllow); err != nil {
 		fault("--dns-external-allow: %w", err)
+	}
+	if resolver, ok := c.externalResolver(cfg.ExternalClients.Listen); ok {
+		fault("--dns-fast-path=%s is an address of --dns-external-listen, which has clients of its own; leave it out", resolver)
 	}
 	if len(c.ExternalListen) == 0 != (len(c.ExternalAllow) == 0) {
 		fault("--dns-external-listen and --dns-external-allow go together; give both or neither")
@@ -167,6 +185,35 @@ func (c *dnsConfig) server() (dns.Config, error) {
 		return dns.Config{}, errors.Join(faults...)
 	}
 	return cfg, cfg.Validate()
+}
+
+// isNodeLocal reports whether an address is for clients on this node: the addresses of the DNS interface, and loopback.
+func isNodeLocal(a netip.AddrPort) bool { return a.Addr().IsLoopback() || device.Owns(a.Addr()) }
+
+// allowed returns the clients that get answers at the node's addresses whatever the API server says: the node itself and the
+// ranges of --dns-allow.
+func (c *dnsConfig) allowed() ([]netip.Prefix, error) {
+	always := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+	given, err := parseRanges(c.Allow)
+	if err != nil {
+		return nil, fmt.Errorf("--dns-allow: %w; give the range of one address as 192.0.2.7/32", err)
+	}
+	own, err := parseAddresses("--node-ip", c.NodeIPs, dns.DefaultPort)
+	for _, a := range own {
+		always = append(always, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
+	}
+	return append(always, given...), err
+}
+
+// externalResolver returns a resolver of --dns-fast-path that is also an address for external clients.
+func (c *dnsConfig) externalResolver(external []netip.AddrPort) (netip.Addr, bool) {
+	resolvers, _ := c.resolvers() // the caller has reported the error
+	for _, a := range external {
+		if slices.Contains(resolvers, a.Addr()) {
+			return a.Addr(), true
+		}
+	}
+	return netip.Addr{}, false
 }
 
 // addresses returns the addresses to listen on, most local first.

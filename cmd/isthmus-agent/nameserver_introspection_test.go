@@ -117,7 +117,7 @@ func TestDNSMetrics(t *testing.T) {
 	have := gathered(t, n)
 	for name, want := range map[string]float64{
 		"answers_total fast NOERROR A": 1, "answers_total fast NXDOMAIN A": 1, "ignored_total": 0, "limited_total": 0,
-		"refused_connections_total": 0, "dropped_total": 0, "stale": 0, "zone_file_error": 0, "skipped": 0, "update_seconds": 1, "names": 9,
+		"refused_connections_total pods": 0, "refused_connections_total unread": 0, "acl_refused_total node refused": 0, "acl_refused_total external dropped": 0, "dropped_total": 0, "stale": 0, "zone_file_error": 0, "skipped": 0, "update_seconds": 1, "names": 9,
 	} {
 		if got, ok := have[name]; !ok || got != want {
 			t.Errorf("%s: have %v, want %v, of %v", name, got, want, fmt.Sprint(have))

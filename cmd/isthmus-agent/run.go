@@ -119,7 +119,7 @@ type components struct {
 // run feeds snapshots to the dataplane and the name server and serves HTTP, until ctx is done or a component fails.
 func (c components) run(ctx context.Context) error {
 	topology := &topologyWatcher{
-		cfg: *c.cfg, server: c.api.objects, apply: c.setTopology, refused: c.refused, log: c.log.With("component", "topology"), ready: make(chan struct{}),
+		cfg: *c.cfg, server: c.api.objects, apply: c.setTopology, clients: c.names.SetClients, refused: c.refused, log: c.log.With("component", "topology"), ready: make(chan struct{}),
 	}
 	source, err := c.newView(map[string]view.Sink{"dataplane": gate{c.dataplane, topology.ready}, "dns": c.names})
 	if err != nil {

@@ -54,7 +54,9 @@ type topologyWatcher struct {
 	cfg    Config
 	server rest.Interface // nil without an API server: the flags hold the whole topology
 	apply  func(context.Context, agent.Topology) error
-	log    *slog.Logger
+	// clients takes the clients of the name server after each lookup; it may be nil.
+	clients func(dnsClients)
+	log     *slog.Logger
 	// refused is notified when the dataplane begins to refuse a VIP because of the ranges: they may have grown.
 	refused signal.Signal
 
@@ -90,6 +92,11 @@ func (w *topologyWatcher) Run(ctx context.Context) error {
 		if text := fmt.Sprint(l.missing); l.missing != nil && text != logged {
 			w.log.Warn("part of this node's topology is unknown; features that need it are off", "err", l.missing)
 			logged = text
+		}
+		if w.clients != nil && w.server != nil {
+			found := w.addresses.clients()
+			found.partial = l.retry
+			w.clients(found)
 		}
 		if err := w.apply(ctx, topology); err != nil {
 			w.log.Error("cannot apply the topology; the next snapshot will", "err", err)
@@ -183,8 +190,10 @@ func (w *topologyWatcher) lookNode(ctx context.Context, zone *string) error {
 
 // lookAddresses reads the ranges of ClusterSetIPs, unless a flag sets them, and the cluster's own addresses.
 func (w *topologyWatcher) lookAddresses(ctx context.Context, t *agent.Topology, note func(string, error)) {
+	const agents = "addresses of other nodes, whose questions DNS answers while their own agent is down, see --dns-allow"
 	const ranges, own = "ranges of the ClusterSetIPs, outside of which none is served, see --clusterset-ip-range", "addresses of this cluster, where no ClusterSetIP is served"
 	note(own, w.addresses.readServices(ctx, w.server))
+	note(agents, w.addresses.readAgents(ctx, w.server, w.cfg.Namespace))
 	var err error
 	if t.Node.Cluster != "" { // or else the missing id has been noted
 		err = w.addresses.readMember(ctx, w.server, w.cfg.Namespace, t.Node.Cluster)
@@ -216,11 +225,11 @@ func (w *topologyWatcher) lookCluster(ctx context.Context, id *clusterset.Cluste
 	return nil
 }
 
-// getObject reads an object from the API server.
+// getObject reads an object from the API server. path may have a query.
 func getObject(ctx context.Context, server rest.Interface, path string, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	request := server.Get().AbsPath(path)
+	request := server.Get().RequestURI(path)
 	// Ask for the metadata alone only where that is all the caller reads: for other kinds, a server that supports it would
 	// leave out the rest.
 	if _, ok := into.(*metav1.PartialObjectMetadata); ok {

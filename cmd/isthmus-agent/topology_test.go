@@ -48,7 +48,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	reason := map[string]string{"500": "InternalError", "403": "Forbidden", "404": "NotFound", "": "NotFound"}
 	code := map[string]int{"500": 500, "403": 403, "404": 404, "": 404}
-	text := s.objects[r.URL.Path]
+	text, given := s.objects[r.URL.Path]
+	if !given && strings.HasSuffix(r.URL.Path, "/endpointslices") {
+		text = `{"items":[]}` // as an API server answers
+	}
 	if c, ok := code[text]; ok {
 		w.WriteHeader(c)
 		text = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"` + reason[text] + `"}`
@@ -100,33 +103,33 @@ func TestTopologyLookup(t *testing.T) {
 		pending bool
 		asked   int
 	}{
-		"all found": {objects: all, want: agent.Topology{Node: node, Ranges: ranges}, asked: 5},
+		"all found": {objects: all, want: agent.Topology{Node: node, Ranges: ranges}, asked: 6},
 		"flags override": {
 			cfg: Config{ClusterID: "x", Zone: "y", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true}, objects: all,
-			want: agent.Topology{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: prefixes("244.0.0.0/8")}, asked: 3,
+			want: agent.Topology{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: prefixes("244.0.0.0/8")}, asked: 4,
 		},
-		"any imports, without a range": {cfg: Config{Imports: writers.Any}, objects: all, want: agent.Topology{Node: node}, asked: 4},
-		"any imports, no member":       {cfg: Config{Imports: writers.Any}, objects: with(memberPath, "404"), want: agent.Topology{Node: node}, asked: 4},
-		"not a member":                 {objects: map[string]string{nodePath: `{}`}, want: agent.Topology{Node: lb.Node{Name: "n1"}}, missing: "--cluster-id", asked: 4},
-		"no registration":              {objects: with(memberPath, "404"), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", asked: 5},
-		"forbidden":                    {objects: with(nodePath, "403"), want: agent.Topology{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, missing: "zone", asked: 5},
-		"no answer":                    {objects: with(propertyPath, "500"), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id", retry: true, asked: 4},
-		"invalid cluster id":           {objects: with(propertyPath, `{"spec":{"value":"A"}}`), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id RFC", retry: true, asked: 4},
+		"any imports, without a range": {cfg: Config{Imports: writers.Any}, objects: all, want: agent.Topology{Node: node}, asked: 5},
+		"any imports, no member":       {cfg: Config{Imports: writers.Any}, objects: with(memberPath, "404"), want: agent.Topology{Node: node}, asked: 5},
+		"not a member":                 {objects: map[string]string{nodePath: `{}`}, want: agent.Topology{Node: lb.Node{Name: "n1"}}, missing: "--cluster-id", asked: 5},
+		"no registration":              {objects: with(memberPath, "404"), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", asked: 6},
+		"forbidden":                    {objects: with(nodePath, "403"), want: agent.Topology{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, missing: "zone", asked: 6},
+		"no answer":                    {objects: with(propertyPath, "500"), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id", retry: true, asked: 5},
+		"invalid cluster id":           {objects: with(propertyPath, `{"spec":{"value":"A"}}`), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id RFC", retry: true, asked: 5},
 		"ranges pending": {
 			objects: with(memberPath, `{"spec":{"clustersetIPCIDR":["243.1.0.0/16"]}}`), want: agent.Topology{Node: node},
-			missing: "--clusterset-ip-range yet", pending: true, asked: 5,
+			missing: "--clusterset-ip-range yet", pending: true, asked: 6,
 		},
-		"invalid range": {objects: with(memberPath, `{"status":{"clustersetIPCIDRRange":["243"]}}`), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", retry: true, asked: 5},
+		"invalid range": {objects: with(memberPath, `{"status":{"clustersetIPCIDRRange":["243"]}}`), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", retry: true, asked: 6},
 		"a federation too": {
 			objects: with(fedPath, `{"spec":{"clusterSetIP":{"ranges":["242.0.0.0/16"]}}}`),
-			want:    agent.Topology{Node: node, Ranges: prefixes("242.0.0.0/16", "243.1.0.0/16", "fd00:243::/64")}, asked: 5,
+			want:    agent.Topology{Node: node, Ranges: prefixes("242.0.0.0/16", "243.1.0.0/16", "fd00:243::/64")}, asked: 6,
 		},
 		"a federation alone": {
 			objects: map[string]string{nodePath: all[nodePath], propertyPath: all[propertyPath], fedPath: `{"spec":{"clusterSetIP":{"ranges":["242.0.0.0/16"]}}}`},
-			want:    agent.Topology{Node: node, Ranges: prefixes("242.0.0.0/16")}, asked: 5,
+			want:    agent.Topology{Node: node, Ranges: prefixes("242.0.0.0/16")}, asked: 6,
 		},
-		"a federation without ranges": {objects: with(fedPath, `{"spec":{}}`), want: agent.Topology{Node: node, Ranges: ranges}, asked: 5},
-		"a federation forbidden":      {objects: with(fedPath, "403"), want: agent.Topology{Node: node, Ranges: ranges}, missing: "--clusterset-ip-range", asked: 5},
+		"a federation without ranges": {objects: with(fedPath, `{"spec":{}}`), want: agent.Topology{Node: node, Ranges: ranges}, asked: 6},
+		"a federation forbidden":      {objects: with(fedPath, "403"), want: agent.Topology{Node: node, Ranges: ranges}, missing: "--clusterset-ip-range", asked: 6},
 		"the cluster's own addresses": {
 			objects: map[string]string{
 				nodePath: `{"metadata":{"labels":{"topology.kubernetes.io/zone":"z1"}},"spec":{"podCIDRs":["10.201.3.0/24"]},
@@ -140,10 +143,10 @@ func TestTopologyLookup(t *testing.T) {
 				own("10.96.0.0/16", useServices), own("10.111.0.0/16", useServices), own("fd00:96::/112", useServices),
 				own("10.96.0.0/12", useServices), own("10.201.0.0/16", usePods), own("192.0.2.0/24", useNodes), own("198.51.100.0/24", useExtra),
 				own("10.201.3.0/24", usePods), own("192.0.2.11/32", useNodes), own("fd73::b/128", useNodes),
-			}}, asked: 5,
+			}}, asked: 6,
 		},
-		"Service ranges forbidden": {objects: with(cidrsPath, "403"), want: agent.Topology{Node: node, Ranges: ranges}, missing: "addresses", asked: 5},
-		"Service ranges invalid":   {objects: with(cidrsPath, `{"items":[{"spec":{"cidrs":["10"]}}]}`), want: agent.Topology{Node: node, Ranges: ranges}, missing: "addresses", retry: true, asked: 5},
+		"Service ranges forbidden": {objects: with(cidrsPath, "403"), want: agent.Topology{Node: node, Ranges: ranges}, missing: "addresses", asked: 6},
+		"Service ranges invalid":   {objects: with(cidrsPath, `{"items":[{"spec":{"cidrs":["10"]}}]}`), want: agent.Topology{Node: node, Ranges: ranges}, missing: "addresses", retry: true, asked: 6},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -58,7 +58,7 @@ type edns struct {
 type responder struct {
 	lower [maxName]byte
 	out   []byte // buffer of the next answer
-	// denied is set for a client that may not use the address; all its questions are REFUSED.
+	// denied is set for a stranger: all its questions are REFUSED.
 	denied bool
 	// last is the outcome of the last message, for counters and log.
 	last outcome
@@ -78,6 +78,9 @@ func (r *responder) respond(z *zone.Zone, query []byte, via transport, rotation 
 	r.last = outcome{}
 	if len(query) < headerLen || query[2]&response != 0 {
 		return nil // an answer: answering it could start an endless exchange
+	}
+	if r.denied {
+		return r.refuse(query)
 	}
 	if query[2]&opcodeMask != dns.OpcodeQuery<<3 {
 		return r.bare(query, dns.RcodeNotImplemented)
@@ -112,7 +115,7 @@ func (r *responder) answer(z *zone.Zone, query []byte, q question, via transport
 	case q.edns.version != 0:
 		extended = dns.RcodeBadVers >> 4
 		b[3] |= dns.RcodeBadVers & rcodeMask
-	case r.denied || q.class != dns.ClassINET || z == nil && !zone.Contains(q.lower):
+	case q.class != dns.ClassINET || z == nil && !zone.Contains(q.lower):
 		b[3] |= dns.RcodeRefused
 	case z == nil:
 		b[3] |= dns.RcodeServerFailure
@@ -123,6 +126,27 @@ func (r *responder) answer(z *zone.Zone, query []byte, q question, via transport
 		b = appendOPT(b, extended, q.edns.do)
 	}
 	r.last.typ, r.last.rcode = q.typ, uint16(extended)<<4|uint16(b[3]&rcodeMask)
+	r.out = b
+	return b
+}
+
+// refuse returns a REFUSED answer to a message with a header. The answer has no records and is no longer than the message, so it
+// is useless for amplification. Only messages of the common form are parsed; a stranger causes no work beyond that.
+func (r *responder) refuse(query []byte) []byte {
+	r.last = outcome{}
+	if query[2]&opcodeMask != dns.OpcodeQuery<<3 || binary.BigEndian.Uint16(query[4:]) != 1 {
+		return r.bare(query, dns.RcodeRefused)
+	}
+	q, ok := r.parse(query)
+	if !ok {
+		return r.bare(query, dns.RcodeRefused)
+	}
+	b := append(r.out[:0], query[0], query[1], response|query[2]&recursionDesired, dns.RcodeRefused, 0, 1, 0, 0, 0, 0, 0, 0)
+	b = append(b, q.wire...)
+	if q.edns.present {
+		b = appendOPT(b, 0, q.edns.do)
+	}
+	r.last.typ, r.last.rcode = q.typ, dns.RcodeRefused
 	r.out = b
 	return b
 }

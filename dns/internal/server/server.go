@@ -5,16 +5,14 @@ package server
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -24,25 +22,8 @@ import (
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
-// DefaultIdle is the idle timeout of TCP connections: "a few seconds" in RFC 7766, section 6.2.3.
-const DefaultIdle = 8 * time.Second
-
-// tcpSendBuffer limits the bytes buffered for a TCP client that does not read: one answer of the largest size. The
-// kernel's default would buffer megabytes for each such client.
-const tcpSendBuffer = maxTCP
-
 // retry is the pause after a transient socket error.
 const retry = 10 * time.Millisecond
-
-// Limits bounds the resources that clients may use. Zero means no limit.
-type Limits struct {
-	// Rate is the number of answers per second that a client gets over UDP from one socket; an address has one socket for
-	// each CPU. Above the rate, every second answer is truncated, so that the client retries over TCP, and the others are
-	// dropped.
-	Rate int
-	// Connections is the number of open TCP connections of all clients, ConnectionsEach that of one client.
-	Connections, ConnectionsEach int
-}
 
 // ExternalClients are clients outside of the cluster, such as virtual machines.
 type ExternalClients struct {
@@ -50,16 +31,14 @@ type ExternalClients struct {
 	Allow  []netip.Prefix   // their source ranges
 }
 
-// allows reports whether a client is in an allowed range.
-func (g ExternalClients) allows(client netip.Addr) bool {
-	return slices.ContainsFunc(g.Allow, func(p netip.Prefix) bool { return p.Contains(client.Unmap()) })
-}
-
 // Config configures a Server.
 type Config struct {
 	// Zone returns the zone to answer a question from, or nil before there is one.
 	Zone   func() *zone.Zone
 	Limits Limits
+	// Guarded holds those addresses given to Listen that answer only clients of [Server.SetClients]; other clients are
+	// refused there.
+	Guarded []netip.AddrPort
 	// ExternalClients are addresses besides those of Listen. Clients outside of Allow are refused there. This machine need
 	// not have the addresses when Listen is called: they may move between machines.
 	ExternalClients ExternalClients
@@ -74,20 +53,55 @@ type Config struct {
 // Server is a set of open sockets. Make one with [Listen].
 type Server struct {
 	Config
-	conns    connLimit
+	// allowed holds the clients of each audience but toPods; nil means none.
+	allowed  [audiences]atomic.Pointer[clientSet]
+	refusals sharedLimit // REFUSED answers to strangers
+	conns    [connClasses]slotLimit
+	unread   [connClasses]slotLimit
 	addrs    []netip.AddrPort
 	udp      []*udpSocket
 	tcp      []*tcpListener
 	tcpTally tally
 }
 
+// audience is the kind of clients that an address is for.
+type audience uint8
+
+const (
+	toPods     audience = iota // of this node; every client is answered
+	toCluster                  // clients of SetClients
+	toExternal                 // clients of ExternalClients
+	audiences
+)
+
+// serves reports whether an address for an audience answers a client, which must be neither a mapped IPv4 address nor have a
+// zone.
+func (s *Server) serves(to audience, client netip.Addr) bool {
+	return to == toPods || s.allowed[to].Load().contains(client)
+}
+
+// SetClients sets the clients that guarded addresses answer. Without a call they answer none.
+func (s *Server) SetClients(allowed []netip.Prefix) {
+	s.allowed[toCluster].Store(newClientSet(allowed))
+}
+
 // Listen opens, on each address, a TCP socket and one UDP socket for each CPU that this process may use. If any fails, it
 // opens none, and the error names the address, the port and the fix.
 func Listen(ctx context.Context, addrs []netip.AddrPort, c Config) (*Server, error) {
 	c.Idle = cmp.Or(c.Idle, DefaultIdle)
-	s := &Server{Config: c, conns: connLimit{all: c.Limits.Connections, each: c.Limits.ConnectionsEach}}
+	s := &Server{Config: c}
+	s.setLimits(c.Limits)
+	s.refusals.rate = int32(c.Limits.Refusals.All)
+	s.allowed[toExternal].Store(newClientSet(c.ExternalClients.Allow))
 	for i, addr := range slices.Concat(addrs, c.ExternalClients.Listen) {
-		if err := s.listen(ctx, addr, i >= len(addrs)); err != nil {
+		to := toPods
+		switch {
+		case i >= len(addrs):
+			to = toExternal
+		case slices.Contains(c.Guarded, addr):
+			to = toCluster
+		}
+		if err := s.listen(ctx, addr, to); err != nil {
 			s.close()
 			return nil, err
 		}
@@ -97,34 +111,34 @@ func Listen(ctx context.Context, addrs []netip.AddrPort, c Config) (*Server, err
 
 // listen opens the sockets of one address. If the kernel chooses the port, the one it gives to UDP may be in use for TCP;
 // listen then lets it choose again, a few times.
-func (s *Server) listen(ctx context.Context, addr netip.AddrPort, external bool) error {
-	udp, tcp, err := open(ctx, addr, external)
+func (s *Server) listen(ctx context.Context, addr netip.AddrPort, to audience) error {
+	udp, tcp, err := open(ctx, addr, to)
 	for range 20 {
 		if addr.Port() != 0 || !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
-		udp, tcp, err = open(ctx, addr, external)
+		udp, tcp, err = open(ctx, addr, to)
 	}
 	if err != nil {
 		return err
 	}
 	bound := netip.AddrPortFrom(addr.Addr(), portOf(udp))
-	s.udp, s.tcp = append(s.udp, &udpSocket{UDPConn: udp, external: external}), append(s.tcp, &tcpListener{tcp, external})
+	s.udp, s.tcp = append(s.udp, &udpSocket{UDPConn: udp, audience: to}), append(s.tcp, &tcpListener{tcp, to})
 	s.addrs = append(s.addrs, bound)
 	for range runtime.GOMAXPROCS(0) - 1 {
-		more, err := openUDP(ctx, bound, external)
+		more, err := openUDP(ctx, bound, to)
 		if err != nil {
 			return err
 		}
-		s.udp = append(s.udp, &udpSocket{UDPConn: more, external: external})
+		s.udp = append(s.udp, &udpSocket{UDPConn: more, audience: to})
 	}
 	return nil
 }
 
 // open opens a UDP socket, and a TCP socket on the same port. If one fails, it opens neither.
-func open(ctx context.Context, addr netip.AddrPort, external bool) (*net.UDPConn, *net.TCPListener, error) {
+func open(ctx context.Context, addr netip.AddrPort, to audience) (*net.UDPConn, *net.TCPListener, error) {
 	// SO_REUSEPORT also shares the port with other programs of the same user. A socket without it detects such a program.
-	config := listenConfig(func(fd int) error { return setFreebind(fd, external) })
+	config := listenConfig(func(fd int) error { return setFreebind(fd, to) })
 	exclusive, err := config.ListenPacket(ctx, "udp", addr.String())
 	if err != nil {
 		return nil, nil, explain("udp", addr, err)
@@ -133,23 +147,16 @@ func open(ctx context.Context, addr netip.AddrPort, external bool) (*net.UDPConn
 	if err := exclusive.Close(); err != nil {
 		return nil, nil, explain("udp", addr, err)
 	}
-	udp, err := openUDP(ctx, addr, external)
+	udp, err := openUDP(ctx, addr, to)
 	if err != nil {
 		return nil, nil, err
 	}
-	tcp, err := config.Listen(ctx, "tcp", addr.String())
+	tcp, err := openTCP(ctx, addr, to)
 	if err != nil {
 		_ = udp.Close()
-		return nil, nil, explain("tcp", addr, err)
+		return nil, nil, err
 	}
-	return udp, tcp.(*net.TCPListener), nil
-}
-
-// tcpListener is the TCP socket of an address.
-type tcpListener struct {
-	*net.TCPListener
-
-	external bool // the address is for external clients
+	return udp, tcp, nil
 }
 
 // listenConfig returns a ListenConfig that calls control on each socket before it is bound.
@@ -163,8 +170,8 @@ func listenConfig(control func(fd int) error) *net.ListenConfig {
 
 // setFreebind lets a socket for external clients bind an address that this machine does not have, such as one that moves
 // between nodes.
-func setFreebind(fd int, external bool) error {
-	if !external {
+func setFreebind(fd int, to audience) error {
+	if to != toExternal {
 		return nil
 	}
 	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1) // applies to IPv6 sockets too
@@ -245,37 +252,6 @@ func (s *Server) close() {
 	}
 }
 
-// serveTCP serves the connections of listener until that is closed, waits for them to end, and returns the error of
-// Accept.
-func (s *Server) serveTCP(ctx context.Context, listener *tcpListener) error {
-	var conns errgroup.Group
-	defer func() { _ = conns.Wait() }() // they return no errors
-	for {
-		conn, err := listener.AcceptTCP()
-		switch {
-		case err == nil:
-			client := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
-			if !s.conns.enter(client) {
-				s.tcpTally.refused.Add(1)
-				_ = conn.Close()
-				continue
-			}
-			_ = conn.SetWriteBuffer(tcpSendBuffer) // on failure the default stays
-			conns.Go(func() error {
-				defer s.conns.leave(client)
-				s.serveConn(ctx, conn, listener.external && !s.ExternalClients.allows(client))
-				return nil
-			})
-		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("accept on tcp %s: %w", listener.Addr(), err)
-		default:
-			// The client reset the connection, or the process is out of file descriptors. Other connections go on.
-			s.Log.Debug("accept a connection", "err", err)
-			pause(ctx, retry)
-		}
-	}
-}
-
 // pause waits for d or until ctx is done.
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
@@ -283,41 +259,5 @@ func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-timer.C:
-	}
-}
-
-// serveConn answers the questions of one connection in order, until the client closes it or is silent for too long, or
-// until ctx is done. It closes the connection. If denied, all answers are REFUSED.
-func (s *Server) serveConn(ctx context.Context, conn *net.TCPConn, denied bool) {
-	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	var length [2]byte
-	r := responder{denied: denied}
-	rotation := rand.Uint32()
-	asked := rand.Uint64()
-	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
-	for {
-		_ = conn.SetDeadline(time.Now().Add(s.Idle)) // fails only on a closed connection; then the read fails too
-		if _, err := io.ReadFull(conn, length[:]); err != nil {
-			return
-		}
-		query := make([]byte, binary.BigEndian.Uint16(length[:]))
-		if _, err := io.ReadFull(conn, query); err != nil {
-			return
-		}
-		rotation++
-		resp := r.respond(s.Zone(), query, overTCP, rotation)
-		s.tcpTally.count(r.last, resp != nil)
-		s.tcpTally.countDenied(r.denied && resp != nil)
-		if s.Sample > 0 {
-			s.sample(&asked, &r, resp, from)
-		}
-		if resp == nil {
-			return // not a question: what follows cannot be trusted
-		}
-		if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(resp))), resp...)); err != nil {
-			_ = conn.SetLinger(0) // discard what the client has not read
-			return
-		}
 	}
 }

@@ -25,13 +25,50 @@ type Count struct {
 
 // Counts holds the counters of a server.
 type Counts struct {
-	Answers    []Count // those that are not zero
-	Ignored    uint64  // messages that are not questions and got no answer
-	Limited    uint64  // answers dropped or truncated by the rate limit
-	Refused    uint64  // TCP connections closed at once by the connection limits
-	ACLRefused uint64  // questions refused because the client is not an allowed external client
-	Dropped    uint64  // questions that the kernel dropped because a receive buffer was full, on the open sockets
+	Answers    []Count               // those that are not zero
+	Ignored    uint64                // messages that are not questions and got no answer
+	Limited    uint64                // answers dropped or truncated by the rate limit
+	Refused    map[string]uint64     // TCP connections closed by a limit, by one of ConnReasons; those that are not zero
+	ACLRefused map[ACLRefusal]uint64 // questions of strangers; those that are not zero
+	Dropped    uint64                // questions that the kernel dropped because a receive buffer was full, on the open sockets
 }
+
+// The reasons why the server closes a TCP connection.
+const (
+	refusedClient = iota // the client has its share
+	refusedPods          // pods have all of theirs, as the next two for other classes
+	refusedNeighbours
+	refusedStrangers
+	refusedSize   // a question is too long
+	refusedUnread // the client does not read its answer in time, or too many clients do not
+)
+
+// ConnReasons are the reasons why the server closes a TCP connection.
+var ConnReasons = [...]string{"client", "pods", "neighbours", "strangers", "oversized", "unread"}
+
+// refusal returns the reason why a connection of a class is refused. each says that the client has its share.
+func refusal(c connClass, each bool) int {
+	if each {
+		return refusedClient
+	}
+	return refusedPods + int(c)
+}
+
+// ACLRefusal is how a question of a stranger was refused.
+type ACLRefusal struct {
+	Listener string // node, an address for the clients of the cluster, or external
+	Outcome  string // refused, with a REFUSED answer, or dropped
+}
+
+// The outcomes of questions of strangers.
+const (
+	aclRefused = iota
+	aclDropped
+	aclOutcomes
+)
+
+// ACLRefusals are all kinds of refusals of strangers.
+var ACLRefusals = [...]ACLRefusal{{"node", "refused"}, {"node", "dropped"}, {"external", "refused"}, {"external", "dropped"}}
 
 var (
 	countedTypes  = [...]zone.Type{zone.A, zone.AAAA, zone.SRV, zone.PTR} // index len(countedTypes) is all others
@@ -41,10 +78,12 @@ var (
 // tally holds the counters of one UDP socket, or of all TCP connections. Padding keeps the sockets of two CPUs off the
 // same cache line.
 type tally struct {
-	_                                 [64]byte
-	fast, slow                        outcomes
-	ignored, limited, refused, denied atomic.Uint64
-	_                                 [64]byte
+	_                [64]byte
+	fast, slow       outcomes
+	ignored, limited atomic.Uint64
+	refused          [len(ConnReasons)]atomic.Uint64
+	acl              [audiences][aclOutcomes]atomic.Uint64
+	_                [64]byte
 }
 
 // outcomes counts answers by type and code.
@@ -61,13 +100,6 @@ func (t *tally) count(o outcome, answered bool) {
 		outcomes = &t.slow
 	}
 	outcomes[indexOf(countedTypes[:], o.typ)][indexOf(countedRcodes[:], o.rcode)].Add(1)
-}
-
-// countDenied counts a question that was refused to a client that is not allowed.
-func (t *tally) countDenied(denied bool) {
-	if denied {
-		t.denied.Add(1)
-	}
 }
 
 // indexOf returns the index of v in list, or len(list).
@@ -97,8 +129,25 @@ func (c *Counts) addTCP(t *tally) {
 func (c *Counts) addRest(t *tally) {
 	c.Ignored += t.ignored.Load()
 	c.Limited += t.limited.Load()
-	c.Refused += t.refused.Load()
-	c.ACLRefused += t.denied.Load()
+	for i := range t.refused {
+		c.Refused = added(c.Refused, ConnReasons[i], t.refused[i].Load())
+	}
+	for i, kind := range ACLRefusals {
+		to, how := toCluster+audience(i/aclOutcomes), i%aclOutcomes
+		c.ACLRefused = added(c.ACLRefused, kind, t.acl[to][how].Load())
+	}
+}
+
+// added adds n to a counter of a map, which it makes for the first one that is not zero.
+func added[K comparable](m map[K]uint64, key K, n uint64) map[K]uint64 {
+	if n == 0 {
+		return m
+	}
+	if m == nil {
+		m = map[K]uint64{}
+	}
+	m[key] += n
+	return m
 }
 
 func (c *Counts) addOutcomes(o *outcomes, path string) {

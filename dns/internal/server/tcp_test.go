@@ -13,6 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// connections returns the number of open TCP connections.
+func (s *Server) connections() (n int) {
+	for i := range s.conns {
+		n += s.conns[i].count()
+	}
+	return n
+}
+
 // closedWithin fails the test unless the server closes or resets the connection within d.
 func closedWithin(t *testing.T, conn net.Conn, d time.Duration) {
 	t.Helper()
@@ -67,7 +75,7 @@ func TestSlowClients(t *testing.T) {
 			behave(t, conn.(*net.TCPConn))
 			tick := time.NewTicker(time.Millisecond)
 			defer tick.Stop()
-			for end := time.Now().Add(20 * time.Second); s.conns.count() > 0; <-tick.C {
+			for end := time.Now().Add(20 * time.Second); s.connections() > 0; <-tick.C {
 				if time.Now().After(end) {
 					t.Fatal("the connection is still open")
 				}
@@ -82,7 +90,7 @@ func TestSlowClients(t *testing.T) {
 func TestTenThousandConnections(t *testing.T) {
 	const clients, each, all = 50, 200, 8192
 	raiseFileLimit(t, clients*each+all+500)
-	s, serve := listen(t, Config{Idle: time.Minute, Limits: Limits{Connections: all, ConnectionsEach: 256}})
+	s, serve := listen(t, Config{Idle: time.Minute, Limits: Limits{Pods: Budget{all, 256}}})
 	serve()
 	query := ask(t, helloName, dns.TypeA, nil)
 	first := dial(t, "tcp", s)
@@ -100,7 +108,7 @@ func TestTenThousandConnections(t *testing.T) {
 		}
 	}
 	closedWithin(t, conns[len(conns)-1], time.Minute)
-	if n := s.Counts().Refused; n != clients*each+1-all {
+	if n := s.Counts().Refused["pods"]; n != clients*each+1-all {
 		t.Errorf("%d were refused, want %d", n, clients*each+1-all)
 	}
 	for name, conn := range map[string]net.Conn{"the first one": first, "one of many": conns[all/2], "UDP": dial(t, "udp", s)} {
@@ -112,10 +120,10 @@ func TestTenThousandConnections(t *testing.T) {
 		_ = conn.Close()
 	}
 	deadline := time.Now().Add(time.Minute)
-	for s.conns.count() > 1 && time.Now().Before(deadline) {
+	for s.connections() > 1 && time.Now().Before(deadline) {
 		_ = dial(t, "tcp", s).Close()
 	}
-	if n := s.conns.count(); n > 2 { // the first, and perhaps the last
+	if n := s.connections(); n > 2 { // the first, and perhaps the last
 		t.Errorf("%d connections are open after all but one were closed", n)
 	}
 	exchange(t, dial(t, "tcp", s), query)
@@ -124,7 +132,7 @@ func TestTenThousandConnections(t *testing.T) {
 // One client cannot use up the connections of all clients.
 func TestConnectionsEach(t *testing.T) {
 	t.Parallel()
-	s, serve := listen(t, Config{Limits: Limits{Connections: 100, ConnectionsEach: 3}})
+	s, serve := listen(t, Config{Limits: Limits{Pods: Budget{100, 3}}})
 	serve()
 	query := ask(t, helloName, dns.TypeA, nil)
 	for range 3 {

@@ -30,16 +30,16 @@ type udpSocket struct {
 	*net.UDPConn
 	tally
 
-	external bool // the address is for external clients
+	audience audience
 }
 
 // openUDP opens one of the UDP sockets of an address. They share the port by SO_REUSEPORT.
-func openUDP(ctx context.Context, addr netip.AddrPort, external bool) (*net.UDPConn, error) {
+func openUDP(ctx context.Context, addr netip.AddrPort, to audience) (*net.UDPConn, error) {
 	shared := listenConfig(func(fd int) error {
 		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil { // needs NET_ADMIN
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer) // up to net.core.rmem_max
 		}
-		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1), setFreebind(fd, external))
+		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1), setFreebind(fd, to))
 	})
 	conn, err := shared.ListenPacket(ctx, "udp", addr.String())
 	if err != nil {
@@ -70,6 +70,7 @@ type udpWorker struct {
 	responder responder
 	clock     clock
 	limit     rateLimit
+	refusals  rateLimit // REFUSED answers to strangers
 	rotation  uint32
 	asked     uint64 // questions, for the sampled log
 }
@@ -80,7 +81,9 @@ func (s *Server) serveUDP(ctx context.Context, socket *udpSocket) error {
 	if err != nil {
 		return err
 	}
-	w := &udpWorker{server: s, socket: socket, batch: b, limit: rateLimit{rate: int32(s.Limits.Rate)}, rotation: rand.Uint32(), asked: rand.Uint64()}
+	w := &udpWorker{server: s, socket: socket, batch: b, rotation: rand.Uint32(), asked: rand.Uint64()}
+	w.limit.per, w.limit.rate = perClient, int32(s.Limits.Rate)
+	w.refusals.per, w.refusals.rate = perBlock, int32(s.Limits.Refusals.Each)
 	var since, drains int // questions since the read deadline was set, and how often it was extended
 	for {
 		n, err := b.wait()
@@ -114,6 +117,9 @@ func (w *udpWorker) answer(i int) []byte {
 	peer := w.batch.peer(i)
 	r := &w.responder
 	r.out = w.batch.memory(i)
+	if !w.server.serves(w.socket.audience, peer.Addr()) {
+		return w.refuse(query, peer)
+	}
 	if !w.limit.allows(peer.Addr(), w.clock.now()) {
 		w.socket.limited.Add(1)
 		if w.limit.every(peer.Addr(), slip) {
@@ -121,7 +127,6 @@ func (w *udpWorker) answer(i int) []byte {
 		}
 		return nil
 	}
-	r.denied = w.socket.external && !w.server.ExternalClients.allows(peer.Addr())
 	var answer []byte
 	if w.rotation++; whole {
 		answer = r.respond(w.server.Zone(), query, overUDP, w.rotation)
@@ -129,7 +134,27 @@ func (w *udpWorker) answer(i int) []byte {
 		answer = r.tooLong(query)
 	}
 	w.socket.count(r.last, answer != nil)
-	w.socket.countDenied(r.denied && answer != nil)
+	if w.server.Sample > 0 {
+		w.server.sample(&w.asked, r, answer, peer)
+	}
+	return answer
+}
+
+// refuse returns the answer to a question of a stranger, or nil beyond the limits. They are low, so it reads the clock for
+// each question.
+func (w *udpWorker) refuse(query []byte, peer netip.AddrPort) []byte {
+	r, acl := &w.responder, &w.socket.acl[w.socket.audience]
+	if len(query) < headerLen || query[2]&response != 0 {
+		w.socket.ignored.Add(1)
+		return nil
+	}
+	if now := uint32(time.Now().Unix()); !w.refusals.allows(peer.Addr(), now) || !w.server.refusals.allows(now) {
+		acl[aclDropped].Add(1)
+		return nil
+	}
+	answer := r.refuse(query)
+	acl[aclRefused].Add(1)
+	w.socket.count(r.last, true)
 	if w.server.Sample > 0 {
 		w.server.sample(&w.asked, r, answer, peer)
 	}
