@@ -30,9 +30,10 @@ const (
 	// maxSmall is the size of answers that clients need not read at once. Larger ones count against Limits.Unread.
 	maxSmall = 4096
 
-	// tcpBuffer is the size of a connection's send and of its receive buffer; the kernel doubles it. The kernel's defaults would
-	// buffer megabytes for each client that does not read.
-	tcpBuffer = 16 << 10
+	// receiveTCP and sendTCP are the sizes of a connection's buffers; the kernel doubles them. Its defaults would buffer megabytes
+	// for each client that does not read. A send buffer below the size of usual answers would wait for acknowledgements.
+	receiveTCP = 16 << 10
+	sendTCP    = 32 << 10
 )
 
 // tcpListener is the TCP socket of an address.
@@ -45,9 +46,9 @@ type tcpListener struct {
 // openTCP opens the TCP socket of an address.
 func openTCP(ctx context.Context, addr netip.AddrPort, to audience) (*net.TCPListener, error) {
 	config := listenConfig(func(fd int) error {
-		return errors.Join(
-			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, tcpBuffer), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, tcpBuffer), // its connections inherit them
-			setFreebind(fd, to))
+		receive := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveTCP) // connections inherit both
+		send := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, sendTCP)
+		return errors.Join(receive, send, setFreebind(fd, to))
 	})
 	config.KeepAlive = -1 // the idle timeout is shorter
 	l, err := config.Listen(ctx, "tcp", addr.String())
