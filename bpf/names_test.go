@@ -174,6 +174,39 @@ func wantAnswer(t *testing.T, payload []byte, name string, typ uint16, answer st
 	}
 }
 
+// A guarded resolver is answered for its clients only; what others send passes unchanged.
+func TestNamesGuarded(t *testing.T) {
+	p := newNames(t)
+	clients := map[netip.AddrPort][]netip.AddrPort{
+		resolver4: {pod4, netip.MustParseAddrPort("192.0.2.9:40000"), netip.MustParseAddrPort("10.200.2.5:40000")},
+		resolver6: {pod6, netip.MustParseAddrPort("[2001:db8::9]:40000"), netip.MustParseAddrPort("[fd00:2::5]:40000")},
+	}
+	wants := func(step string, to netip.AddrPort, want ...bool) {
+		t.Helper()
+		for i, from := range clients[to] {
+			asked := p.ask(question(both, dns.TypeA), from, to).bytes()
+			verdict, out := p.run(bpf.ProgAnswerNames, asked)
+			if answered := verdict == redirected; answered != want[i] || !answered && !slices.Equal(asked, out) {
+				t.Errorf("%s: %s asks %s: verdict %d, answered %v, want %v", step, from, to, int32(verdict), answered, want[i])
+			}
+		}
+	}
+	for to, prefix := range map[netip.AddrPort]bpf.DNSClient{
+		resolver4: {Bits: 96 + 24, Addr: bpf.Addr16(netip.MustParseAddr("10.200.1.0"))},
+		resolver6: {Bits: 64, Addr: bpf.Addr16(netip.MustParseAddr("fd00:1::"))},
+	} {
+		wants("open", to, true, true, true)
+		p.put(bpf.MapResolvers, bpf.DNSResolver{Addr: bpf.Addr16(to.Addr())}, bpf.NamesGuarded)
+		wants("guarded, without clients", to, false, false, false)
+		p.put(bpf.MapDNSClients, prefix, uint8(1))
+		wants("guarded", to, true, false, false)
+		if err := p.coll.Maps[bpf.MapDNSClients].Delete(prefix); err != nil {
+			t.Fatal(err)
+		}
+		wants("the client is gone", to, false, false, false)
+	}
+}
+
 // Every other packet passes unchanged.
 func TestNamesPassed(t *testing.T) {
 	p := newNames(t)

@@ -208,7 +208,7 @@ func TestUnreadAnswers(t *testing.T) {
 func TestMemoryOfConnections(t *testing.T) {
 	const conns, each, idle = 8192, 256, 8 << 10
 	raiseFileLimit(t, 2*conns+500)
-	s, pods, _ := listenOn(t, 1000, Config{Idle: 10 * time.Minute, Limits: Limits{Pods: Budget{All: conns, Each: each}, Unread: Budget{All: 256, Each: 16}}}, "127.0.0.0/8")
+	s, pods, _ := listenOn(t, 300, Config{Idle: 10 * time.Minute, Limits: Limits{Pods: Budget{All: conns, Each: each}, Unread: Budget{All: 256, Each: 16}}}, "127.0.0.0/8")
 	used := func() uint64 {
 		debug.FreeOSMemory() // twice: it shrinks stacks, and empties the pools
 		debug.FreeOSMemory()

@@ -282,11 +282,11 @@ func TestChartDNS(t *testing.T) {
 			[]string{
 				"profile=lighthouse", "emptyHeadless=nxdomain", "clusterScoped=false", "ttl=0", "neighbourPort=5353", "service=false",
 				"listen={192.0.2.1,192.0.2.1:5353}", "reverse={243.0.0.0/8}", "stateDir=", "clusterDNS=10.96.0.10", "queryLog=10000000", "fastPath={10.96.0.10}",
-				"externalClients.listen={192.0.2.53}", "externalClients.allow={198.51.100.0/24}",
+				"allow={203.0.113.0/24}", "externalClients.listen={192.0.2.53}", "externalClients.allow={198.51.100.0/24}",
 			},
 			[]string{
 				"--dns-profile=lighthouse", "--dns-empty-headless=nxdomain", "--dns-cluster-scoped=false", "--dns-ttl=0", "--dns-neighbour-port=5353",
-				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-external-listen=192.0.2.53", "--dns-external-allow=198.51.100.0/24", "--dns-reverse=243.0.0.0/8", "--dns-fast-path=10.96.0.10", "--dns-query-log=10000000", "--cluster-dns=10.96.0.10",
+				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-allow=203.0.113.0/24", "--dns-external-listen=192.0.2.53", "--dns-external-allow=198.51.100.0/24", "--dns-reverse=243.0.0.0/8", "--dns-fast-path=10.96.0.10", "--dns-query-log=10000000", "--cluster-dns=10.96.0.10",
 			},
 			false,
 		},
