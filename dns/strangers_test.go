@@ -96,8 +96,8 @@ func pack(t *testing.T, name string, typ uint16, edit func(*wire.Msg)) []byte {
 	return b
 }
 
-// What strangers send to an address of the node is refused without data and in no more bytes than they sent, or gets no answer. It is
-// counted, and changes nothing for pods.
+// Messages of strangers to an address of the node are refused without data and in no more bytes than they have, or get no answer.
+// They are counted, and change nothing for pods.
 func TestStrangers(t *testing.T) {
 	const name = "hello.demo.svc.clusterset.local."
 	ask := func(typ uint16, edit func(*wire.Msg)) []byte { return pack(t, name, typ, edit) }
