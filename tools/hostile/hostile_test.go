@@ -18,7 +18,7 @@ import (
 // scene is a ClusterSet of the members east and west, in which crook is hostile.
 func scene() Scene {
 	return Scene{
-		Tenants: []Place{{"east", "mischief"}, {"west", "shop"}}, Member: "crook", Broker: "broker", Others: []string{"east", "west"},
+		Tenants: []Place{{"east", "mischief"}, {"west", "shop"}}, System: "system", Member: "crook", Broker: "broker", Others: []string{"east", "west"},
 		Namespace: "shop", Services: []string{"bystander-0", "bystander-1"}, Exported: []string{"elder-0"}, Next: "newcomer-1",
 		Pods: map[string][]netip.Prefix{
 			"crook": {netip.MustParsePrefix("10.66.0.0/16")}, "east": {netip.MustParsePrefix("10.101.0.0/16")}, "west": {netip.MustParsePrefix("10.119.0.0/16")},
@@ -31,7 +31,7 @@ func scene() Scene {
 // A seed draws the same objects again, and every Kind is drawn.
 func TestDrawIsRepeatable(t *testing.T) {
 	t.Parallel()
-	g := Generator{Kinds: Kinds(), Scene: scene(), Seed: 7}
+	g := Generator{Kinds: append(Kinds(), FederationKinds()...), Scene: scene(), Seed: 7}
 	drawn := map[string]int{}
 	for number := range 2000 {
 		once, err := g.Draw(number)
@@ -58,6 +58,7 @@ func TestDrawIsRepeatable(t *testing.T) {
 	for _, want := range []string{
 		"tenant Service", "tenant ServiceExport", "tenant ServiceImport", "tenant EndpointSlice",
 		"member ExportRecord", "member EndpointSlice", "member ServiceImport", "member Lease",
+		"child Service", "child ServiceImport", "child EndpointSlice",
 	} {
 		if drawn[want] < 20 {
 			t.Errorf("%s: drawn %d times; all: %v", want, drawn[want], drawn)

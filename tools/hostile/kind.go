@@ -25,6 +25,8 @@ const (
 	Tenant Actor = "tenant"
 	// Member writes objects in the broker's namespace, as the controller of a member does.
 	Member Actor = "member"
+	// Child writes any object of its own cluster, as the administrator of a federation's child does.
+	Child Actor = "child"
 )
 
 // Kind draws objects of one kind that an actor may create, together with the objects that they need to have an effect:
@@ -35,7 +37,7 @@ type Kind struct {
 	Draw  func(*Source) []client.Object
 }
 
-// Kinds returns the kinds of a ClusterSet over a broker.
+// Kinds returns the kinds of a ClusterSet over a broker. A federation without one has [FederationKinds].
 func Kinds() []Kind { return append(tenantKinds(), memberKinds()...) }
 
 // Place is a namespace of a member cluster in which a tenant may write.
@@ -43,8 +45,10 @@ type Place struct{ Cluster, Namespace string }
 
 // Scene is the knowledge of an attacker: names and addresses that exist.
 type Scene struct {
-	// Tenants are the places of hostile tenants.
+	// Tenants are the places of hostile tenants, or of a hostile child.
 	Tenants []Place
+	// System is the namespace of global Services of a federation.
+	System string
 	// Member is the hostile member, and Broker the broker's namespace.
 	Member, Broker string
 	// Others are the other members.
@@ -57,7 +61,8 @@ type Scene struct {
 	Next string
 	// Exported are the names of Services that hostile tenants exported first.
 	Exported []string
-	// Pods are the addresses of each member's endpoints. Block has the ClusterSetIPs that the hostile member may allocate.
+	// Pods are the addresses of each member's endpoints. Block has the ClusterSetIPs that the hostile member may allocate, or
+	// the range of the federation.
 	Pods  map[string][]netip.Prefix
 	Block netip.Prefix
 	// Foreign are addresses of other owners: API servers, Services, pods and ClusterSetIPs of bystanders.
@@ -73,7 +78,7 @@ type Object struct {
 	*unstructured.Unstructured
 
 	Actor Actor
-	// Cluster is the member cluster of a tenant's object; "" is the broker.
+	// Cluster is the cluster of a tenant's or a child's object; "" is the broker.
 	Cluster string
 	// Origin names the draw, such as "7/12" for number 12 of seed 7.
 	Origin string
