@@ -108,7 +108,8 @@ func (g Generator) Draw(number int) ([]Object, error) {
 	return s.objects(k.Actor, fmt.Sprintf("%d/%d", g.Seed, number), k.Draw(s)...)
 }
 
-// Objects returns typed objects as a tenant of cluster, or a member if cluster is empty, would send them. origin names them.
+// Objects returns typed objects as a tenant or child of cluster, or a member if cluster is empty, would send them. origin names
+// them.
 func Objects(cluster, origin string, typed ...client.Object) ([]Object, error) {
 	s := &Source{place: Place{Cluster: cluster}}
 	if cluster == "" {
