@@ -251,7 +251,7 @@ func (w *testbed) stuckAfter() time.Duration {
 func (w *testbed) servedHarm() error {
 	harm := w.importHarm()
 	for _, c := range w.clusters {
-		harm = errors.Join(harm, w.mapHarm(c), w.sliceHarm(c))
+		harm = errors.Join(harm, w.mapHarm(c), w.sliceHarm(c), w.quotaHarm(c))
 	}
 	return harm
 }
@@ -349,6 +349,25 @@ func (w *testbed) sliceHarm(c *cluster) error {
 	return nil
 }
 
+// quotaHarm returns which quota the imports of a cluster exceed, as far as only the hostile member exports them.
+func (w *testbed) quotaHarm(c *cluster) error {
+	var list v1beta1.ServiceImportList
+	if err := c.mirror.List(w.t.Context(), &list, client.MatchingLabels{v1alpha1.LabelManagedBy: managedBy}, client.UnsafeDisableDeepCopy); err != nil {
+		return err
+	}
+	services, ports := 0, 0
+	for i := range list.Items {
+		if si := &list.Items[i]; len(si.Status.Clusters) == 1 && si.Status.Clusters[0].Cluster == crook {
+			services++
+			ports += len(si.Spec.Ports)
+		}
+	}
+	if int64(services) > quotas.Services || int64(ports) > quotas.Ports {
+		return fmt.Errorf("%s imports %d Services with %d ports that only %s exports, more than its quotas of %d and %d", c.id, services, ports, crook, quotas.Services, quotas.Ports)
+	}
+	return nil
+}
+
 // trial applies objects, judges them and removes them. It returns the harm, after the bystanders have recovered. If there is
 // none, further may find another fault before the removal.
 func (w *testbed) trial(objects []hostile.Object, further func([]outcome) error) (harm error) {
@@ -356,6 +375,7 @@ func (w *testbed) trial(objects []hostile.Object, further func([]outcome) error)
 	w.warnings.take()
 	outcomes := w.apply(objects)
 	late, harm := w.judge()
+	w.running()
 	w.checkSize(len(objects))
 	var fault error
 	if harm == nil && late == nil && further != nil {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,6 +33,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
+	"github.com/isthmus-net/isthmus/controlplane/broker/quotacontroller"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/view"
 	"github.com/isthmus-net/isthmus/tools/apitest"
@@ -88,6 +90,7 @@ type testbed struct {
 	warnings   *warnings             // of all controllers and agents
 	originals  map[key]client.Object // objects that hostile objects may change, as they were
 	owned      map[key]bool          // hostile objects that exist
+	ended      atomic.Pointer[error] // of the first component that ended
 }
 
 // cluster is one member with its controller and the agent of its only node.
@@ -114,6 +117,7 @@ func newTestbed(t testing.TB) *testbed {
 		w.clusters = append(w.clusters, w.newCluster(id, server.Config(t)))
 	}
 	w.awaitPolicies()
+	w.startQuotaController(brokerConfig)
 	for _, c := range w.clusters {
 		w.startController(c, brokerConfig)
 	}
@@ -165,6 +169,7 @@ func (w *testbed) create(c client.Client, objs ...client.Object) {
 func (w *testbed) eventually(what string, check func() error) {
 	w.t.Helper()
 	if err := await(w.t.Context(), patience, check); err != nil {
+		w.running()
 		w.t.Fatalf("%s: %v", what, err)
 	}
 }
@@ -194,7 +199,7 @@ func (w *testbed) setUpBroker() {
 	w.create(w.broker, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: brokerNamespace}})
 	config := &v1alpha1.ClusterSetConfig{
 		ObjectMeta: metav1.ObjectMeta{Namespace: brokerNamespace, Name: v1alpha1.ClusterSetConfigName},
-		Spec:       v1alpha1.ClusterSetConfigSpec{ClusterSetID: "test", ClusterSetIPEnabled: true, ClusterSetIPCIDRRange: texts(ranges)},
+		Spec:       v1alpha1.ClusterSetConfigSpec{ClusterSetID: "test", ClusterSetIPEnabled: true, ClusterSetIPCIDRRange: texts(ranges), Quotas: &quotas},
 	}
 	binding := &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: brokerNamespace, Name: "member"},
@@ -207,9 +212,26 @@ func (w *testbed) setUpBroker() {
 		w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: brokerNamespace, Name: id}, Spec: spec})
 	}
 	w.create(w.broker, config, binding, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: brokerNamespace, Name: "member"}, Rules: access.MemberBrokerRules()})
+	w.create(w.broker, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: brokerNamespace, Name: v1alpha1.QuotaController},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: v1alpha1.QuotaController},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: brokerNamespace, Name: v1alpha1.QuotaController}},
+	}, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: brokerNamespace, Name: v1alpha1.QuotaController}, Rules: access.QuotaControllerRules()})
 	policies, err := access.Policies(brokerNamespace)
 	w.noError(err)
 	w.create(w.broker, policies...)
+}
+
+// quotas are those of each member. Drawn objects stay below them.
+var quotas = v1alpha1.Quotas{Services: 100, Ports: 20_000}
+
+// startQuotaController runs the quota controller of the broker.
+func (w *testbed) startQuotaController(brokerConfig *rest.Config) {
+	w.t.Helper()
+	account := as(brokerConfig, "system:serviceaccount:"+brokerNamespace+":"+v1alpha1.QuotaController, "system:serviceaccounts", "system:serviceaccounts:"+brokerNamespace)
+	controller, err := quotacontroller.New(quotacontroller.Config{REST: account, Namespace: brokerNamespace, Log: w.log("quota controller")})
+	w.noError(err)
+	w.background("quota controller", controller.Run)
 }
 
 // joined is when all members joined: before anything was exported.
@@ -301,17 +323,32 @@ func (w *testbed) newCluster(id string, config *rest.Config) *cluster {
 // it owns neither their Services nor their endpoints.
 var tenants = []hostile.Place{{Cluster: "west", Namespace: shop}, {Cluster: "west", Namespace: mischief}, {Cluster: "east", Namespace: mischief}, {Cluster: "north", Namespace: mischief}}
 
-// background runs f until the test ends.
+// background runs f until the test ends. The test fails soon after f fails: a controller that lost its Lease on a busy machine
+// looks like one that hostile objects stopped.
 func (w *testbed) background(name string, f func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
 	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
+	go func() {
+		err := f(ctx)
+		if ctx.Err() == nil {
+			w.ended.CompareAndSwap(nil, new(fmt.Errorf("%s ended: %w", name, err)))
+		}
+		done <- err
+	}()
 	w.t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			w.t.Errorf("%s: %v", name, err)
 		}
 	})
+}
+
+// running fails the test if a component has ended.
+func (w *testbed) running() {
+	w.t.Helper()
+	if err := w.ended.Load(); err != nil {
+		w.t.Fatal(*err)
+	}
 }
 
 // log returns the log of a component. Its warnings and errors are part of what is told; with ISTHMUS_HOSTILE_LOG set, all of it
