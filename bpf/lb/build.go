@@ -33,7 +33,7 @@ func (p *Planner) build(in *Input, s *serviceState, svc *clusterset.Service) {
 		return
 	}
 	if s.waiting {
-		s.problem(NoRoom, "it is not served: the node has room for %d combinations of VIP, port and protocol, and it is among the youngest services of the cluster that uses most of them; export fewer of them", p.limits.Frontends)
+		p.refuse(in, s, svc)
 		return
 	}
 	policy, faults := policyOf(policyFieldsOf(svc), svc.Annotations)
@@ -52,6 +52,36 @@ func (p *Planner) build(in *Input, s *serviceState, svc *clusterset.Service) {
 			}
 		}
 	}
+}
+
+// refuse notes why a waiting Service is not served. A frontend that an earlier Service claims would not be its own in larger maps
+// either, so its Problem names the claim.
+func (p *Planner) refuse(in *Input, s *serviceState, svc *clusterset.Service) {
+	own := false
+	for _, vip := range p.admit(in, s, svc) {
+		for _, port := range svc.Ports {
+			if first := p.firstClaim(in, svc, vip, port); first != svc.Service {
+				s.problem(VIPTaken, "%s belongs to %s", Address{netip.AddrPortFrom(vip, port.Port), port.Protocol}, first)
+				s.contested = true
+				continue
+			}
+			own = true
+		}
+	}
+	if own {
+		s.problem(NoRoom, "it is not served: the node has room for %d combinations of VIP, port and protocol, and it is among the youngest services of the cluster that uses most of them; export fewer of them", p.limits.Frontends)
+	}
+}
+
+// firstClaim returns the first Service, in the order in which Plan builds them, that may claim a frontend of a waiting one.
+func (p *Planner) firstClaim(in *Input, svc *clusterset.Service, vip netip.Addr, port clusterset.Port) clusterset.ServiceName {
+	for _, other := range p.claimants[vip] {
+		asks := slices.ContainsFunc(other.Ports, func(q clusterset.Port) bool { return q.Port == port.Port && q.Protocol == port.Protocol })
+		if asks && in.VIPs.judge(other.Service, vip) == (verdict{}) {
+			return other.Service
+		}
+	}
+	return svc.Service
 }
 
 // admit returns the addresses of svc that may be VIPs, in p.scratch.

@@ -44,6 +44,7 @@ type Planner struct {
 	touched         []*backend // backends whose use may have changed in this Plan
 	staleAffinities []staleAffinity
 	released        []*frontend // frontends taken from their Services in this Plan
+	claimants       map[netip.Addr][]*clusterset.Service
 	scratch         scratch
 }
 
@@ -180,7 +181,7 @@ func (p *Planner) Plan(in Input) (Plan, []Problem) {
 	}
 	p.finish()
 	p.last, p.planned = in, true
-	p.last.Snapshot = nil
+	p.last.Snapshot, p.claimants = nil, nil
 	plan := p.plan
 	p.plan = Plan{}
 	for _, t := range tables() {
@@ -209,6 +210,7 @@ func (p *Planner) preallocate(snap *clusterset.Snapshot) {
 func (p *Planner) findChanged(in *Input) {
 	all := !p.planned || p.last.Node != in.Node || p.last.ZonesSpanClusters != in.ZonesSpanClusters || !maps.Equal(p.last.Drained, in.Drained)
 	before, waiting := p.order, shareFrontends(in.Snapshot, in.Limits.Frontends)
+	p.claimants = claimantsOf(in.Snapshot, waiting)
 	p.order = make([]*serviceState, 0, len(in.Snapshot.Services))
 	p.present = 0
 	for i := range in.Snapshot.Services {

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -44,6 +45,30 @@ func shareFrontends(snap *clusterset.Snapshot, limit int) map[clusterset.Service
 		}
 	}
 	return waiting
+}
+
+// claimantsOf returns the Services that ask for each VIP of the waiting ones, in the order of the Snapshot.
+func claimantsOf(snap *clusterset.Snapshot, waiting map[clusterset.ServiceName]bool) map[netip.Addr][]*clusterset.Service {
+	if len(waiting) == 0 {
+		return nil
+	}
+	claimants := map[netip.Addr][]*clusterset.Service{}
+	for i := range snap.Services {
+		if svc := &snap.Services[i]; waiting[svc.Service] {
+			for _, ip := range svc.IPs {
+				claimants[ip.Unmap()] = nil
+			}
+		}
+	}
+	for i := range snap.Services {
+		svc := &snap.Services[i]
+		for _, ip := range svc.IPs {
+			if all, ok := claimants[ip.Unmap()]; ok && svc.Type == clusterset.ClusterSetIP {
+				claimants[ip.Unmap()] = append(all, svc)
+			}
+		}
+	}
+	return claimants
 }
 
 // author is a member whose Services need frontends.

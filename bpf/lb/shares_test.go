@@ -70,3 +70,37 @@ func TestFrontendsAreSharedByMember(t *testing.T) {
 		t.Errorf("after five of east's went, %v are served", got)
 	}
 }
+
+// The map has room for one frontend, and three Services claim it. Only the first one is told of the room; the others are told of
+// its claim, whether it is served or waits too.
+func TestWaitingServiceOfATakenVIP(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ages []int // of s00, s01 and s02
+		want map[string]Reason
+	}{
+		"the first is the oldest":   {[]int{1, 2, 3}, map[string]Reason{"s01": VIPTaken, "s02": VIPTaken}},
+		"the first waits":           {[]int{3, 2, 1}, map[string]Reason{"s00": NoRoom, "s01": VIPTaken}},
+		"the first is not the last": {[]int{2, 1, 3}, map[string]Reason{"s00": NoRoom, "s02": VIPTaken}},
+	} {
+		var all []cs.Service
+		for n, age := range tc.ages {
+			svc := sharedService(n, 1, age, "east")
+			svc.IPs = []netip.Addr{netip.MustParseAddr("243.0.0.1")}
+			all = append(all, svc)
+		}
+		p := NewPlanner(NewState())
+		for range 2 {
+			_, problems := p.Plan(Input{Snapshot: &cs.Snapshot{Services: all}, Limits: Limits{Frontends: 1}})
+			have := map[string]Reason{}
+			for _, problem := range problems {
+				have[problem.Service.Name] = problem.Reason
+				if problem.Reason == VIPTaken && problem.Message != "243.0.0.1:1/TCP belongs to shop/s00" {
+					t.Errorf("%s: the problem is %q", name, problem.Message)
+				}
+			}
+			if !maps.Equal(have, tc.want) || len(problems) != len(tc.want) {
+				t.Errorf("%s: the problems are %v, want %v", name, problems, tc.want)
+			}
+		}
+	}
+}
