@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"net/http"
 	"time"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
 // Path is the path of the status, besides /healthz, /readyz and /metrics.
@@ -15,7 +17,7 @@ const Path = "/status"
 // The default ports of the processes. In a pod, the port is named PortName.
 const (
 	AgentPort      = 9470
-	ControllerPort = 9471
+	ControllerPort = v1alpha1.ControllerPort
 	// GatewayControllerPort is the port of isthmus-gateway-controller, which has no status.
 	GatewayControllerPort = 9472
 	PortName              = "http"

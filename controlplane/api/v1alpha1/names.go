@@ -39,6 +39,9 @@ const (
 const (
 	// QuotaController is the name of its ServiceAccount, Role, Lease and Deployment.
 	QuotaController = "isthmus-quota-controller"
+	// ControllerPort is the port at which isthmus-controller, also as the quota controller, serves probes, metrics and status
+	// unless --listen sets another.
+	ControllerPort = 9471
 )
 
 // MemberAccount returns the name of member id's ServiceAccount on the broker.

@@ -26,9 +26,6 @@ const NoQuotaController = "none"
 // quotaControllerAway is how long a Lease may be old before the quota controller counts as away: several times its duration.
 const quotaControllerAway = time.Minute
 
-// quotaControllerPort is the port of its probes and metrics.
-const quotaControllerPort = 9471
-
 // OverQuota returns the quotas that each member exceeds on the broker, as its quota controller lists them, and whether that
 // controller runs. Without it nothing bounds what a member stores there, and the list is old.
 func OverQuota(ctx context.Context, broker client.Client, namespace string) (over map[string][]v1alpha1.OverQuota, running bool, err error) {
@@ -125,7 +122,7 @@ func quotaDeployment(meta metav1.ObjectMeta, image string) *appsv1.Deployment {
 					Containers: []corev1.Container{{
 						Name: "quota-controller", Image: image,
 						Args:          []string{"--quota-controller", "--namespace=" + meta.Namespace},
-						Ports:         []corev1.ContainerPort{{Name: "http", ContainerPort: quotaControllerPort}},
+						Ports:         []corev1.ContainerPort{{Name: "http", ContainerPort: v1alpha1.ControllerPort}},
 						LivenessProbe: healthy, ReadinessProbe: probe("/readyz"),
 						SecurityContext: &corev1.SecurityContext{
 							AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),

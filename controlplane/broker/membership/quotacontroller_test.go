@@ -40,6 +40,9 @@ func TestDeployQuotaController(t *testing.T) {
 		if have := strings.Join(container.Args, " "); have != "--quota-controller --namespace="+namespace || d.Spec.Template.Spec.ServiceAccountName != v1alpha1.QuotaController {
 			t.Errorf("it runs with %s as %s", have, d.Spec.Template.Spec.ServiceAccountName)
 		}
+		if ports := container.Ports; len(ports) != 1 || ports[0].ContainerPort != v1alpha1.ControllerPort || ports[0].Name != container.ReadinessProbe.HTTPGet.Port.StrVal {
+			t.Errorf("probes and Prometheus ask at %+v", ports)
+		}
 	}
 	config := &v1alpha1.ClusterSetConfig{}
 	if err := c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: v1alpha1.ClusterSetConfigName}, config); err != nil {
