@@ -518,14 +518,18 @@ func TestAggregatesCountForTheirAuthor(t *testing.T) {
 // Two controllers, one after the other, keep the same objects, and the second changes nothing more.
 func TestRestart(t *testing.T) {
 	w := newTestbed(t, v1alpha1.Quotas{Services: 3})
-	for n := range 20 {
-		w.create(w.record("a", fmt.Sprintf("s-%02d", n)))
-		if n == 10 {
-			w.laterThan(w.record("a", "s-10"))
+	for n := range 20 { // the names of the younger half sort first
+		if n < 10 {
+			w.create(w.record("a", fmt.Sprintf("t-%02d", n)))
+			continue
 		}
+		if n == 10 {
+			w.laterThan(w.record("a", "t-09"))
+		}
+		w.create(w.record("a", fmt.Sprintf("s-%02d", n)))
 	}
 	stop := w.run(time.Hour)
-	want := []string{"a.s-00.demo", "a.s-01.demo", "a.s-02.demo", "a.s-03.demo", "a.s-04.demo", "a.s-05.demo"}
+	want := []string{"a.t-00.demo", "a.t-01.demo", "a.t-02.demo", "a.t-03.demo", "a.t-04.demo", "a.t-05.demo"}
 	left := func() []string { return w.names(&v1alpha1.ExportRecordList{}) }
 	w.eventually("twice the quota", func() error {
 		if have := left(); !slices.Equal(have, want) {
