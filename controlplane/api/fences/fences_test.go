@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -390,3 +392,42 @@ func TestRolesReadNoSecrets(t *testing.T) {
 
 // asToken is a request for a token.
 func asToken() *authenticationv1.TokenRequest { return &authenticationv1.TokenRequest{} }
+
+// The API server counts refusals by policy, under the name and the labels of the query in docs/security.md.
+func TestRefusalsAreCounted(t *testing.T) {
+	newTestbed(t) // each of the three policies has refused a request
+	config := server.Config(t)
+	http, err := rest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.Get(config.Host + "/metrics") //nolint:noctx // it ends with the test
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := regexp.MustCompile(`(apiserver_\w+)\{policy=~"([^"]*)", (enforcement_action="\w+")\}`).FindSubmatch(page)
+	if query == nil {
+		t.Fatal("docs/security.md has no query for refusals")
+	}
+	names := regexp.MustCompile("^(?:" + string(query[2]) + ")$")
+	counted := map[string]bool{}
+	for _, line := range regexp.MustCompile(string(query[1])+`\{`+string(query[3])+`,[^\n]*policy="([^"]*)"[^\n]*\} [1-9]`).FindAllSubmatch(text, -1) {
+		if names.Match(line[1]) {
+			counted[string(line[1])] = true
+		}
+	}
+	for _, want := range []string{fences.ReservedName, fences.ControllerName, fences.GatewayControllerName} {
+		if !counted[want] {
+			t.Errorf("no refusal of %s is counted: %v", want, counted)
+		}
+	}
+}
