@@ -48,9 +48,9 @@ var fuzzRange = netip.MustParsePrefix("243.0.0.0/24")
 // ClusterSetIPs stay, and no import gets an address that is not the federation's or that another one has. Objects of the child
 // that are removed leave nothing behind.
 //
-// The test is the counterpart of e2e/bystanders for a federation. It stands here because a federation in process, with elections
-// and agents, would double the time of that test, while all objects of other clusters are believed or not in this package.
-// [seedVariable] draws other objects than those of seed 1.
+// The test is the counterpart of e2e/bystanders for a federation. It stands here because the engine of a federation, with its
+// elections, would take that test well beyond its time, and because this package alone decides what other clusters are told of a
+// child's objects. [seedVariable] draws other objects than those of seed 1.
 func TestHostileChild(t *testing.T) {
 	f := newFuzz(t)
 	attacks, err := hostile.Objects("c", "known attacks", f.attacks()...)
