@@ -101,15 +101,21 @@ type container struct {
 	}
 }
 
-// render returns the objects of the chart, by kind and name.
-func render(t *testing.T, args ...string) map[string]object {
+// documents returns the YAML documents that the chart renders with flags of helm.
+func documents(t *testing.T, args ...string) []string {
 	t.Helper()
 	out, stderr, err := helm(t, append([]string{"template", "isthmus", "deploy/helm/isthmus", "--namespace", "isthmus-system"}, args...)...)
 	if err != nil {
 		t.Fatalf("helm template: %v\n%s", err, stderr)
 	}
+	return strings.Split(out, "\n---\n")
+}
+
+// render returns the objects of the chart, by kind and name.
+func render(t *testing.T, args ...string) map[string]object {
+	t.Helper()
 	objects := map[string]object{}
-	for doc := range strings.SplitSeq(out, "\n---\n") {
+	for _, doc := range documents(t, args...) {
 		var o object
 		if err := yaml.Unmarshal([]byte(doc), &o); err != nil && !errors.Is(err, io.EOF) {
 			t.Fatalf("parse the output of helm: %v\n%s", err, doc)
@@ -466,7 +472,7 @@ func TestChartGatewayNodes(t *testing.T) {
 			on,
 			[]string{"NET_ADMIN", "SYS_ADMIN", "NET_RAW", "SYS_NICE"},
 			[]string{"/var/lib/isthmus-gateway", "/run/isthmus-gateway", "/sys/fs/bpf"},
-			[]string{"--cluster=east", "--balancer=ebpf", "--bpffs=/sys/fs/bpf", "--xdp=off", "--http-listen=127.0.0.1:9444"},
+			[]string{"--cluster=east", "--balancer=ebpf", "--bpffs=/host/sys/fs/bpf", "--xdp=off", "--http-listen=127.0.0.1:9444"},
 			1, "127.0.0.1",
 		},
 		"ebpf, and no VRRP": {

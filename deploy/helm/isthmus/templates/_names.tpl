@@ -29,3 +29,16 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* The PriorityClass of a component. Arguments: its values and the default. An upgrade with --reuse-values lacks new values. */}}
+{{- define "isthmus.priority" -}}
+{{ (index . 0).priorityClassName | default (index . 1) }}
+{{- end }}
+
+{{/* The seccomp and AppArmor profiles of a container with capabilities. Argument: the component's values. */}}
+{{- define "isthmus.profiles" -}}
+seccompProfile: {type: {{ .seccompProfile | default "RuntimeDefault" }}}
+{{- with .appArmorProfile }}
+appArmorProfile: {type: {{ . }}}
+{{- end }}
+{{- end }}
