@@ -3,13 +3,14 @@
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test -unit                # tests that need neither privileges nor an API server
+//	go run ./tools/test -race                # packages of such tests only, with the race detector
 //	go run ./tools/test ./dns/... ./agent    # some packages
 //	go run ./tools/test -soak 5              # five rounds of everything, with the race detector
 //
 // It exits 1 when a test failed, when none ran, and, with REQUIRE_PRIVILEGED=1, when one was skipped. That is the default for
 // root: set REQUIRE_PRIVILEGED=0 to allow skips. Packages that need neither privileges nor an API server are tested again only
 // if they changed: Go's cache has their results. A soak tests them each time. A unit run installs nothing and skips all other
-// tests also for root.
+// tests also for root. Every fuzz target runs for a moment beyond its seeds, longer in a soak, unless -run selects tests.
 package main
 
 import (
@@ -87,15 +88,19 @@ func main() {
 	soak := flag.Int("soak", 0, "number of `rounds` with the race detector, each with servers and labs of its own; 0 is one plain round")
 	pattern := flag.String("run", "", "only tests that match, as for go test")
 	unit := flag.Bool("unit", false, "only tests that need neither privileges nor an API server")
+	race := flag.Bool("race", false, "only packages that need neither privileges nor an API server, with the race detector, unless they are unchanged")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
 	r := report.New(os.Stdout)
 	var err error
-	if *unit {
+	switch {
+	case *race:
+		err = runRace(ctx, r, flag.Args())
+	case *unit:
 		err = runUnit(ctx, r, *pattern, flag.Args())
-	} else {
+	default:
 		err = run(ctx, r, *soak, *pattern, flag.Args())
 	}
 	if err != nil {
@@ -133,6 +138,29 @@ func runUnit(ctx context.Context, r *report.Report, pattern string, packages []s
 	return verdict(r, false)
 }
 
+// runRace runs those of packages, or of all, whose tests depend on nothing but their source, with the race detector. Go's cache
+// has the results of unchanged ones. The rules of the tree (tools/check) start no goroutines and are left out.
+func runRace(ctx context.Context, r *report.Report, packages []string) error {
+	if err := debian.Ensure(ctx, os.Stdout, "gcc", "libc6-dev"); err != nil { // the race detector is C
+		return err
+	}
+	packages, err := withTests(ctx, packages)
+	if err != nil {
+		return err
+	}
+	units, _, err := byNeed(ctx, packages)
+	if err != nil {
+		return err
+	}
+	units = slices.DeleteFunc(units, func(pkg string) bool { return strings.HasPrefix(pkg, module+"tools/check") })
+	step("test %d packages with the race detector, unless they are unchanged", len(units))
+	args := []string{"test", "-json", "-vet=off", "-race", "-ldflags=-s -w", "-timeout=" + packageLimit.String()}
+	if err := goTest(ctx, r, append(os.Environ(), "CGO_ENABLED=1"), slices.Concat(args, units)); err != nil {
+		return err
+	}
+	return verdict(r, false)
+}
+
 // run runs the tests of packages, or of all. Its error says why the run is no success.
 func run(ctx context.Context, r *report.Report, soak int, pattern string, packages []string) error {
 	env, strict, err := prepare(ctx, soak)
@@ -149,6 +177,15 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 	packages, err = withTests(ctx, packages)
 	if err != nil {
 		return err
+	}
+	if pattern == "" {
+		each := fuzzTime
+		if soak > 0 {
+			each = soakFuzzTime
+		}
+		if err := fuzzAll(ctx, r, env, packages, each); err != nil {
+			return err
+		}
 	}
 	// make check runs vet. Without debug information, which no test needs, programs are linked faster.
 	args := []string{"test", "-json", "-vet=off", "-ldflags=-s -w"}
