@@ -38,7 +38,7 @@ func (w *ClusterSet) churn(ctx context.Context, all []*source, perSecond float64
 	group.SetLimit(inFlight)
 	begin := time.Now()
 	// The slices and their order are the same in every run. Consecutive changes are of different members.
-	order := rand.New(rand.NewPCG(1, 1)).Perm(len(all)) //nolint:gosec // spreads the load; not for security
+	order := rand.New(rand.NewPCG(1, 1)).Perm(len(all))
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for i := range int(perSecond * duration.Seconds()) {

@@ -3,11 +3,11 @@ package hosts
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -97,8 +97,10 @@ func ask(ctx context.Context, server netip.AddrPort, host string, t dnsmessage.T
 	if err != nil {
 		return nil, fmt.Errorf("host name %q: %w", host, err)
 	}
+	var id [2]byte
+	rand.Read(id[:]) // never fails; a forged response has to guess it, and the port
 	question := dnsmessage.Message{
-		Header:    dnsmessage.Header{ID: uint16(rand.Uint32()), RecursionDesired: true}, //nolint:gosec // answers are matched by port too
+		Header:    dnsmessage.Header{ID: binary.BigEndian.Uint16(id[:]), RecursionDesired: true},
 		Questions: []dnsmessage.Question{{Name: name, Type: t, Class: dnsmessage.ClassINET}},
 	}
 	query, err := question.Pack()
