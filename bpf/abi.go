@@ -183,6 +183,7 @@ const (
 	DropNoConnection = sockDropReasonDROP_REASON_NO_CONNECTION
 	DropItself       = sockDropReasonDROP_REASON_ITSELF
 	DropUnanswered   = sockDropReasonDROP_REASON_UNANSWERED
+	DropNewFlows     = sockDropReasonDROP_REASON_NEW_FLOWS
 	DropMax          = sockDropReasonDROP_REASON_MAX
 )
 
@@ -191,7 +192,7 @@ var dropReasons = [DropMax]string{
 	DropNone: "none", DropNoBackend: "no_backend", DropBackendGone: "backend_gone", DropNoMemory: "no_memory",
 	DropNoFrontend: "no_frontend", DropMalformed: "malformed", DropFragment: "fragment", DropProtocol: "protocol",
 	DropSCTPPort: "sctp_port", DropNoConnection: "no_connection", DropItself: "itself",
-	DropUnanswered: "unanswered",
+	DropUnanswered: "unanswered", DropNewFlows: "new_flows",
 }
 
 // String returns the name of the reason in metrics and documents.

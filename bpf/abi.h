@@ -185,9 +185,10 @@ enum drop_reason {
 	DROP_REASON_NO_CONNECTION = 9, /* mid-connection, but the flow is unknown: evicted or timed out */
 	DROP_REASON_ITSELF = 10,       /* the only backend was the client itself: only ABI 2 refused that */
 	DROP_REASON_UNANSWERED = 11,   /* refused for another reason, but over the rate limit of refusal replies */
-	DROP_REASON_MAX = 12,
+	DROP_REASON_NEW_FLOWS = 12,    /* a new flow beyond the limit of its CPU, or of its client */
+	DROP_REASON_MAX = 13,
 };
-_Static_assert(DROP_REASON_MAX == 12, "a new reason needs its name in bpf/abi.go and docs");
+_Static_assert(DROP_REASON_MAX == 13, "a new reason needs its name in bpf/abi.go and docs");
 
 /* Key of `refusals`, whose value is a count. */
 struct refusal_key {
@@ -341,10 +342,10 @@ struct route_cache {
 };
 _Static_assert(sizeof(struct route_cache) == 56, "route_cache is 56 bytes");
 
-/* Value of `answers`, one for each CPU: the rate limit of replies to refused packets. */
+/* Value of `answers` and `new_flows`, for each CPU: the rate of replies to refused packets, and of new flows. */
 struct answers {
 	__u64 since; /* when the current second began, CLOCK_MONOTONIC in ns */
-	__u64 given; /* replies sent in that second */
+	__u64 given; /* replies sent, or flows opened, in that second */
 };
 _Static_assert(sizeof(struct answers) == 16, "answers is 16 bytes");
 

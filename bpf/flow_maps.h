@@ -40,4 +40,15 @@ struct {
 	__type(value, struct answers);
 } answers SEC(".maps");
 
+/* New flows of the current second: those of the CPU at index 0, and at each other index those of the clients with one
+ * hash. 65,552 bytes for each CPU. */
+#define FLOW_SOURCES 4096
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1 + FLOW_SOURCES);
+	__type(key, __u32);
+	__type(value, struct answers);
+} new_flows SEC(".maps");
+
 #endif

@@ -565,6 +565,8 @@ __noinline int open_flow(struct __sk_buff *skb, const struct packet *p, const st
 	backend_id = choose_backend(p, fe);
 	if (!backend_id)
 		return refuse(skb, p, fe->id, DROP_REASON_NO_BACKEND);
+	if (!may_open_flow(p, 0))
+		return refuse(skb, p, fe->id, DROP_REASON_NEW_FLOWS);
 	if (!create_conn(skb, p, vip, fe, backend_id))
 		return refuse(skb, p, fe->id, DROP_REASON_NO_MEMORY);
 	return FLOW_CREATED;

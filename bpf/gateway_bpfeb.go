@@ -232,6 +232,7 @@ const (
 	gatewayMapFrontends       = "frontends"
 	gatewayMapGatewaySettings = "gateway_settings"
 	gatewayMapMembers         = "members"
+	gatewayMapNewFlows        = "new_flows"
 	gatewayMapOpened          = "opened"
 	gatewayMapOpenedLost      = "opened_lost"
 	gatewayMapOrigins         = "origins"
@@ -309,6 +310,7 @@ type gatewayMapSpecs struct {
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
 	GatewaySettings *ebpf.MapSpec `ebpf:"gateway_settings"`
 	Members         *ebpf.MapSpec `ebpf:"members"`
+	NewFlows        *ebpf.MapSpec `ebpf:"new_flows"`
 	Opened          *ebpf.MapSpec `ebpf:"opened"`
 	OpenedLost      *ebpf.MapSpec `ebpf:"opened_lost"`
 	Origins         *ebpf.MapSpec `ebpf:"origins"`
@@ -360,6 +362,7 @@ type gatewayMaps struct {
 	Frontends       *ebpf.Map `ebpf:"frontends"`
 	GatewaySettings *ebpf.Map `ebpf:"gateway_settings"`
 	Members         *ebpf.Map `ebpf:"members"`
+	NewFlows        *ebpf.Map `ebpf:"new_flows"`
 	Opened          *ebpf.Map `ebpf:"opened"`
 	OpenedLost      *ebpf.Map `ebpf:"opened_lost"`
 	Origins         *ebpf.Map `ebpf:"origins"`
@@ -386,6 +389,7 @@ func (m *gatewayMaps) Close() error {
 		m.Frontends,
 		m.GatewaySettings,
 		m.Members,
+		m.NewFlows,
 		m.Opened,
 		m.OpenedLost,
 		m.Origins,

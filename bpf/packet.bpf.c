@@ -327,6 +327,13 @@ static __noinline struct backend *find_backend(const struct packet *p, bool adop
 	return choose_backend(&vip, fe, &client, choice);
 }
 
+/* Returns the device of a packet's client if only a pod, a VM or their bridge is behind it, else 0. Such a client can
+ * forge its address, but not its device. */
+static __always_inline __u32 own_device(struct __sk_buff *skb)
+{
+	return read_device(skb->ifindex) & DEVICE_CLIENT ? skb->ifindex : 0;
+}
+
 /* Records that replies to clients may leave the node by an uplink. */
 static __always_inline void note_routed_client(void)
 {
@@ -452,6 +459,8 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 		be = find_backend(p, adopt, &choice);
 		if (!be && choice.reason == DROP_REASON_NONE)
 			return TC_ACT_UNSPEC;
+		if (be && !may_open_flow(p, own_device(skb)))
+			return refuse(skb, p, choice.service, DROP_REASON_NEW_FLOWS);
 		c = be ? create_conn(skb, p, be, &choice, ended) : NULL;
 		if (!c) {
 			if (ended)

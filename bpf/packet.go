@@ -18,7 +18,7 @@ type (
 	Fragment = packetFragment
 	// Device is the value of the map devices, whose key is an interface index, a uint32.
 	Device = packetDevice
-	// Answers is the value of the map answers: the rate limit of replies to refused packets on a CPU.
+	// Answers is the value of the maps answers and new_flows: how often something happened in a second on a CPU.
 	Answers = packetAnswers
 	// PacketSettings is the only value of the map packet_settings.
 	PacketSettings = packetPacketSettings
@@ -65,6 +65,7 @@ const (
 	MapPacketSettings = packetMapPacketSettings
 	MapRoutedClients  = packetMapRoutedClients
 	MapAnswers        = packetMapAnswers
+	MapNewFlows       = packetMapNewFlows
 )
 
 // The programs of the packet path. All are classifiers for TCX or for clsact with direct action. They return

@@ -226,6 +226,7 @@ const (
 	packetMapFragments      = "fragments"
 	packetMapFrontends      = "frontends"
 	packetMapNewConn        = "new_conn"
+	packetMapNewFlows       = "new_flows"
 	packetMapPacketSettings = "packet_settings"
 	packetMapRanges         = "ranges"
 	packetMapRefusals       = "refusals"
@@ -303,6 +304,7 @@ type packetMapSpecs struct {
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends      *ebpf.MapSpec `ebpf:"frontends"`
 	NewConn        *ebpf.MapSpec `ebpf:"new_conn"`
+	NewFlows       *ebpf.MapSpec `ebpf:"new_flows"`
 	PacketSettings *ebpf.MapSpec `ebpf:"packet_settings"`
 	Ranges         *ebpf.MapSpec `ebpf:"ranges"`
 	Refusals       *ebpf.MapSpec `ebpf:"refusals"`
@@ -350,6 +352,7 @@ type packetMaps struct {
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	Frontends      *ebpf.Map `ebpf:"frontends"`
 	NewConn        *ebpf.Map `ebpf:"new_conn"`
+	NewFlows       *ebpf.Map `ebpf:"new_flows"`
 	PacketSettings *ebpf.Map `ebpf:"packet_settings"`
 	Ranges         *ebpf.Map `ebpf:"ranges"`
 	Refusals       *ebpf.Map `ebpf:"refusals"`
@@ -372,6 +375,7 @@ func (m *packetMaps) Close() error {
 		m.Fragments,
 		m.Frontends,
 		m.NewConn,
+		m.NewFlows,
 		m.PacketSettings,
 		m.Ranges,
 		m.Refusals,

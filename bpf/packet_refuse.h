@@ -220,20 +220,13 @@ static __noinline int emit_event(const struct conn_key *client, const struct bac
 static __always_inline bool may_reply(void)
 {
 	__u32 zero = 0;
-	struct answers *a = bpf_map_lookup_elem(&answers, &zero);
-	__u64 now = now_ns();
 
-	if (!a)
-		return false;
-	if (since(a->since, now) >= NS_PER_S) {
-		a->since = now;
-		a->given = 0;
-	}
-	return a->given++ < REPLIES_MAX;
+	return take(bpf_map_lookup_elem(&answers, &zero), now_ns(), REPLIES_MAX);
 }
 
 /* Counts a refusal and replies to the packet. Later fragments and ICMP errors get no reply (RFC 1122 section 3.2.2),
- * nor do packets with invalid headers. */
+ * nor do packets with invalid headers. Nor does a new flow beyond the limit: the source of a flood is forged, and a
+ * client that is not tries again. */
 __noinline int refuse(struct __sk_buff *skb, const struct packet *p, __u32 service, enum drop_reason reason)
 {
 	struct choice choice = { .service = service, .reason = reason };
@@ -243,7 +236,7 @@ __noinline int refuse(struct __sk_buff *skb, const struct packet *p, __u32 servi
 
 	count_refusal(service, reason);
 	emit_event(&p->key, NULL, &choice);
-	if (reason == DROP_REASON_MALFORMED || p->part == PART_LATER)
+	if (reason == DROP_REASON_MALFORMED || reason == DROP_REASON_NEW_FLOWS || p->part == PART_LATER)
 		return TC_ACT_SHOT;
 	if (is_icmp(p) && is_error(p))
 		return TC_ACT_SHOT;

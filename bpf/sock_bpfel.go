@@ -69,7 +69,8 @@ const (
 	sockDropReasonDROP_REASON_NO_CONNECTION sockDropReason = 9
 	sockDropReasonDROP_REASON_ITSELF        sockDropReason = 10
 	sockDropReasonDROP_REASON_UNANSWERED    sockDropReason = 11
-	sockDropReasonDROP_REASON_MAX           sockDropReason = 12
+	sockDropReasonDROP_REASON_NEW_FLOWS     sockDropReason = 12
+	sockDropReasonDROP_REASON_MAX           sockDropReason = 13
 )
 
 type sockEvent struct {
