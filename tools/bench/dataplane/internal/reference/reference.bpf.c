@@ -2,7 +2,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The minimum of a load balancer, as a baseline on the same machine: one VIP, IPv4, IP headers without options, no
- * counters, no events and no refusals.
+ * counters, no events and no refusals. It limits new flows, for each CPU and each client, like every program that a
+ * flood must not occupy.
  *
  *	connect4_storage	selects a backend and stores the VIP for getpeername in the socket's storage
  *	connect4_table		selects a backend and stores the VIP in a table indexed by the socket's cookie
@@ -82,6 +83,13 @@ struct flow {
 };
 _Static_assert(sizeof(struct flow) == 24, "flow is 24 bytes");
 
+/* New flows of a second. */
+struct rate {
+	__u64 since; /* when the second began, CLOCK_MONOTONIC in ns */
+	__u64 given;
+};
+_Static_assert(sizeof(struct rate) == 16, "rate is 16 bytes");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -116,6 +124,18 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } flows SEC(".maps");
+
+/* Those of the CPU at index 0, those of the clients with one hash at each other index. */
+#define SOURCES 4096
+#define CPU_FLOWS_MAX 100000
+#define CLIENT_FLOWS_MAX 50000
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1 + SOURCES);
+	__type(key, __u32);
+	__type(value, struct rate);
+} new_flows SEC(".maps");
 
 static __always_inline const struct endpoint *select_backend(const struct endpoint *vip)
 {
@@ -236,7 +256,30 @@ static __always_inline void replace(struct __sk_buff *skb, struct header *h, __b
 	bpf_skb_store_bytes(skb, HEADER, h, sizeof(*h), 0);
 }
 
-/* Creates both directions of a flow. Returns the one to the backend, or NULL if the destination is no VIP. */
+/* Takes one of the `most` new flows that a second has. */
+static __always_inline bool take(__u32 index, __u64 now, __u64 most)
+{
+	struct rate *r = bpf_map_lookup_elem(&new_flows, &index);
+
+	if (!r)
+		return false;
+	if (now - r->since >= 1000000000) {
+		r->since = now;
+		r->given = 0;
+	}
+	return r->given++ < most;
+}
+
+/* Reports whether a client may open another flow. */
+static __always_inline bool may_open_flow(__be32 client)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	return take(1 + (client * 0x9e3779b1U >> 16) % SOURCES, now, CLIENT_FLOWS_MAX) && take(0, now, CPU_FLOWS_MAX);
+}
+
+/* Creates both directions of a flow. Returns the one to the backend. It is NULL if the destination is no VIP, or the flow
+ * is one too many. */
 static __noinline struct flow *create_flow(struct __sk_buff *skb, const struct flow_key *key)
 {
 	struct endpoint vip = { .addr = key->server, .port = key->server_port, .proto = key->proto };
@@ -244,7 +287,7 @@ static __noinline struct flow *create_flow(struct __sk_buff *skb, const struct f
 	struct flow_key back = *key;
 	struct flow f = { .server = key->server, .server_port = key->server_port, .client_device = skb->ifindex };
 
-	if (!to)
+	if (!to || !may_open_flow(key->client))
 		return NULL;
 	back.server = to->addr;
 	back.server_port = to->port;

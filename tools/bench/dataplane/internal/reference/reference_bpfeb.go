@@ -48,6 +48,12 @@ type referenceGroup struct {
 	Count uint32
 }
 
+type referenceRate struct {
+	_     structs.HostLayout
+	Since uint64
+	Given uint64
+}
+
 type referenceSocket struct {
 	_      structs.HostLayout
 	Cookie uint64
@@ -61,6 +67,7 @@ const (
 	referenceMapBackends         = "backends"
 	referenceMapFlows            = "flows"
 	referenceMapFrontends        = "frontends"
+	referenceMapNewFlows         = "new_flows"
 	referenceMapStorage          = "storage"
 	referenceMapTable            = "table"
 	referenceProgConnect4Storage = "connect4_storage"
@@ -133,6 +140,7 @@ type referenceMapSpecs struct {
 	Backends  *ebpf.MapSpec `ebpf:"backends"`
 	Flows     *ebpf.MapSpec `ebpf:"flows"`
 	Frontends *ebpf.MapSpec `ebpf:"frontends"`
+	NewFlows  *ebpf.MapSpec `ebpf:"new_flows"`
 	Storage   *ebpf.MapSpec `ebpf:"storage"`
 	Table     *ebpf.MapSpec `ebpf:"table"`
 }
@@ -169,6 +177,7 @@ type referenceMaps struct {
 	Backends  *ebpf.Map `ebpf:"backends"`
 	Flows     *ebpf.Map `ebpf:"flows"`
 	Frontends *ebpf.Map `ebpf:"frontends"`
+	NewFlows  *ebpf.Map `ebpf:"new_flows"`
 	Storage   *ebpf.Map `ebpf:"storage"`
 	Table     *ebpf.Map `ebpf:"table"`
 }
@@ -178,6 +187,7 @@ func (m *referenceMaps) Close() error {
 		m.Backends,
 		m.Flows,
 		m.Frontends,
+		m.NewFlows,
 		m.Storage,
 		m.Table,
 	)
