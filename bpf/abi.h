@@ -303,7 +303,7 @@ enum conn_flags {
 	CONN_FAST = 1,	     /* takes the fast path, in both directions */
 	CONN_VIA6 = 2,	     /* `via` is an IPv6 address */
 	CONN_FIN_CLIENT = 4, /* the client has sent its FIN */
-	CONN_FIN_SERVER = 8, /* the backend has */
+	CONN_FIN_SERVER = 8, /* the backend has. Before CONN_OPEN, when no FIN counts: the backend began the flow */
 	CONN_SELF = 16,	     /* the client is its own backend: both sides see the VIP as their peer */
 	CONN_BACK = 32,	     /* with CONN_SELF: the direction from the backend to the client */
 } __attribute__((packed));

@@ -4,6 +4,9 @@
  * A packet needs only the entry of its own direction. Once a second it also refreshes the other entry, so that both
  * have the same age, the LRU evicts neither long before the other, and an evicted entry is created again. A state
  * change is written to both entries.
+ *
+ * A flow that begins in the middle of a connection is half-open, like one that begins with a SYN, until both sides have
+ * spoken. One forged ACK would otherwise occupy its entries for six hours, and those of every other gateway.
  */
 #ifndef ISTHMUS_FLOW_H
 #define ISTHMUS_FLOW_H
@@ -246,14 +249,15 @@ static __always_inline bool is_accepting(const struct packet *p)
 }
 
 /* Reports whether a SYN or INIT on a known flow opens a new one: the client has reused the port, or retransmits because
- * the first packet got no answer. */
+ * the first packet got no answer. If the backend began the flow, a SYN shows that the client knows nothing of it:
+ * otherwise a backend could bring another's clients to itself. */
 static __always_inline bool is_reopening(const struct packet *p, const struct conn *c)
 {
 	if (p->key.proto == IPPROTO_UDP || p->part == PART_LATER || !is_opening(p))
 		return false;
 	if (c->state == CONN_OPENING)
 		return since(c->seen, now_ns()) >= SYN_AGAIN_NS;
-	return c->state != CONN_ANSWERED;
+	return c->state != CONN_ANSWERED || (p->key.proto == IPPROTO_TCP && c->flags & CONN_FIN_SERVER);
 }
 
 /* Reports whether a packet may change the state of its flow. Few packets do. */
@@ -288,8 +292,9 @@ __noinline int update_state(const struct packet *p, struct conn *c)
 		state = p->key.proto == IPPROTO_UDP ? CONN_OPEN : CONN_ANSWERED;
 	} else if (state == CONN_ANSWERED && !back && !is_opening(p)) {
 		state = CONN_OPEN;
+		flags &= ~CONN_FIN_SERVER;
 	}
-	if (p->key.proto == IPPROTO_TCP && p->kind & TCP_FIN && state != CONN_CLOSED) {
+	if (p->key.proto == IPPROTO_TCP && p->kind & TCP_FIN && state >= CONN_OPEN && state != CONN_CLOSED) {
 		flags |= back ? CONN_FIN_SERVER : CONN_FIN_CLIENT;
 		state = flags & CONN_FIN_SERVER && flags & CONN_FIN_CLIENT ? CONN_CLOSING : CONN_HALF;
 	}
@@ -302,6 +307,7 @@ __noinline int update_state(const struct packet *p, struct conn *c)
 	if (!other)
 		return 0;
 	other->state = state;
+	other->flags &= ~(CONN_FIN_SERVER | CONN_FIN_CLIENT);
 	other->flags |= flags & (CONN_FIN_SERVER | CONN_FIN_CLIENT);
 	return 0;
 }

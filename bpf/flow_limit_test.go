@@ -24,14 +24,11 @@ func (p *path) opened(age time.Duration, cpu, client uint64) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		p.t.Fatal(err)
-	}
+	now := monotonic(p.t)
 	values := make([]bpf.Answers, cpus)
 	fill := func(given uint64) []bpf.Answers {
 		for i := range values {
-			values[i] = bpf.Answers{Since: uint64(now.Nano() - int64(age)), Given: given}
+			values[i] = bpf.Answers{Since: now - uint64(age), Given: given}
 		}
 		return values
 	}
@@ -39,6 +36,16 @@ func (p *path) opened(age time.Duration, cpu, client uint64) {
 	for i := uint32(1); i < p.coll.Maps[bpf.MapNewFlows].MaxEntries(); i++ {
 		p.put(bpf.MapNewFlows, i, fill(client))
 	}
+}
+
+// monotonic returns the time of the programs' clock.
+func monotonic(t testing.TB) uint64 {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		t.Fatal(err)
+	}
+	return uint64(now.Nano())
 }
 
 // A flow beyond the limit of its CPU or of its client is dropped without a reply and counted. Known flows continue, and so do

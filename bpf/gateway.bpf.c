@@ -387,7 +387,7 @@ static __noinline bool create_conn(struct __sk_buff *skb, const struct packet *p
 	s->flow.service = fe->id;
 	s->flow.checked_at = coarse_ticks();
 	s->flow.seen = now_ns();
-	s->flow.state = is_opening(p) ? CONN_OPENING : CONN_OPEN;
+	s->flow.state = CONN_OPENING;
 	find_route(skb, p, &s->flow);
 	__builtin_memcpy(s->source, vip->source, sizeof(s->source));
 	/* A client that is its own backend would discard a packet from its own address as spoofed. */
@@ -395,11 +395,7 @@ static __noinline bool create_conn(struct __sk_buff *skb, const struct packet *p
 		__builtin_memcpy(s->source, p->key.server, sizeof(s->source));
 	if (!is_zero_addr(s->source))
 		s->flow.flags |= GATEWAY_DOUBLE_NAT;
-	if (!store_flow(p, s->flow.flags & GATEWAY_DOUBLE_NAT, s))
-		return false;
-	if (s->flow.state == CONN_OPEN)
-		announce_flow(&p->key, &s->flow);
-	return true;
+	return store_flow(p, s->flow.flags & GATEWAY_DOUBLE_NAT, s);
 }
 
 /* Makes p describe the packet after its first translation, from the other side. */
@@ -610,8 +606,8 @@ static __noinline bool is_forwarded(struct __sk_buff *skb, const struct packet *
 	return bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_NOT_FWDED;
 }
 
-/* Creates a flow from a packet of its backend: the flow was opened at another gateway. Returns false if the flow cannot
- * be derived from the packet. A packet with SYN is never adopted: it may answer a client that connects to the backend
+/* Creates a flow from a packet of its backend: the flow was opened at another gateway. It is half-open until the client
+ * sends a packet too. Returns false if the flow cannot be derived from the packet, or is one too many. A packet with SYN is never adopted: it may answer a client that connects to the backend
  * directly. */
 __noinline int adopt_from_backend(const struct packet *p)
 {
@@ -625,7 +621,7 @@ __noinline int adopt_from_backend(const struct packet *p)
 	origin = find_origin(p->key.server, p->key.server_port, p->key.proto);
 	fe = origin ? bpf_map_lookup_elem(&frontends, &origin->frontend) : NULL;
 	s = bpf_map_lookup_elem(&scratch, &zero);
-	if (!fe || !s)
+	if (!fe || !s || !may_open_flow(p, 0))
 		return false;
 	__builtin_memset(&s->flow, 0, sizeof(s->flow));
 	__builtin_memcpy(s->flow.addr, p->key.server, sizeof(s->flow.addr));
@@ -635,14 +631,14 @@ __noinline int adopt_from_backend(const struct packet *p)
 	s->flow.service = fe->id;
 	s->flow.checked_at = coarse_ticks() - CHECK_TICKS;
 	s->flow.seen = now_ns();
-	s->flow.state = CONN_OPEN;
+	s->flow.state = CONN_ANSWERED;
+	s->flow.flags = CONN_FIN_SERVER; /* before CONN_OPEN: the backend began the flow */
 	s->key = p->key;
 	__builtin_memcpy(s->key.server, origin->frontend.addr, sizeof(s->key.server));
 	s->key.server_port = origin->frontend.port;
 	s->key.reply = 0;
 	if (!store(&s->key, &s->flow))
 		return false;
-	announce_flow(&s->key, &s->flow);
 	fill_entry(s, s->key.server, s->key.server_port, p->key.client_port);
 	s->key = p->key;
 	return !bpf_map_update_elem(&conns, &s->key, &s->other, BPF_ANY);

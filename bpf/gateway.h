@@ -107,7 +107,7 @@ enum gateway_conn_flags {
 	GATEWAY_STANDBY = 128,	 /* announced by another gateway, and no packet of it has come here */
 };
 
-/* A record of the ring buffer `opened`. A flow is announced when it is answered or adopted. A UDP flow is announced
+/* A record of the ring buffer `opened`. A flow is announced once both sides have spoken. A UDP flow is announced
  * when it is a second old, since most are one question and its answer. */
 struct gateway_opened {
 	struct conn_key key;

@@ -359,7 +359,7 @@ static __noinline struct conn *create_conn(struct __sk_buff *skb, const struct p
 	c->server_port = be->port;
 	c->client_port = p->key.client_port;
 	c->checked_at = coarse_ticks();
-	c->state = is_opening(p) ? CONN_OPENING : CONN_OPEN;
+	c->state = CONN_OPENING;
 	c->cluster = be->cluster;
 	c->seen = now_ns();
 	c->backend_id = choice->backend_id;
