@@ -607,8 +607,8 @@ static __noinline bool is_forwarded(struct __sk_buff *skb, const struct packet *
 }
 
 /* Creates a flow from a packet of its backend: the flow was opened at another gateway. It is half-open until the client
- * sends a packet too. Returns false if the flow cannot be derived from the packet, or is one too many. A packet with SYN is never adopted: it may answer a client that connects to the backend
- * directly. */
+ * sends a packet too. Returns false if the flow cannot be derived from the packet, or is one too many. A packet with
+ * SYN is never adopted: it may answer a client that connects to the backend directly. */
 __noinline int adopt_from_backend(const struct packet *p)
 {
 	struct gateway_origin *origin;

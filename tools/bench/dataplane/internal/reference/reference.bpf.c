@@ -278,7 +278,7 @@ static __always_inline bool may_open_flow(__be32 client)
 	return take(1 + (client * 0x9e3779b1U >> 16) % SOURCES, now, CLIENT_FLOWS_MAX) && take(0, now, CPU_FLOWS_MAX);
 }
 
-/* Creates both directions of a flow. Returns the one to the backend. It is NULL if the destination is no VIP, or the flow
+/* Creates both directions of a flow. Returns the one to the backend, or NULL if the destination is no VIP or the flow
  * is one too many. */
 static __noinline struct flow *create_flow(struct __sk_buff *skb, const struct flow_key *key)
 {
