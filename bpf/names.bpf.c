@@ -245,8 +245,7 @@ static __always_inline bool read_packet(struct __sk_buff *skb, struct packet *p,
 
 	if (!locate(skb, p) || p->tagged || !read_datagram(skb, p, &from, &to))
 		return false;
-	if (READ_AT(skb, p->l4, &q->udp) || q->udp.ports.destination != bpf_htons(DNS_PORT) ||
-	    !may_answer(&from, &to))
+	if (READ_AT(skb, p->l4, &q->udp) || q->udp.ports.destination != bpf_htons(DNS_PORT) || !may_answer(&from, &to))
 		return false;
 	return p->l4 + bpf_ntohs(q->udp.length) == p->end;
 }
