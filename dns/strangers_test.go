@@ -238,7 +238,7 @@ func TestStrangers(t *testing.T) {
 // refusedConnections waits until the server has accepted a connection of each share, and returns its counts.
 func refusedConnections(t *testing.T, s *dns.Server) map[string]uint64 {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); ; <-time.After(time.Millisecond) {
 		have := s.Status().Counts.Refused
 		if have["strangers"] > 0 && have["client"] > 0 || time.Now().After(end) {
 			return have

@@ -62,7 +62,7 @@ func fuzzAll(ctx context.Context, r *report.Report, env, packages []string, each
 		return err
 	}
 	step("fuzz %d targets for %s each, beyond their seeds", len(targets), each)
-	env = append(env[:len(env):len(env)], "CGO_ENABLED=0") // one build for soaks and others
+	env = append(slices.Clip(env), "CGO_ENABLED=0") // one build for soaks and others
 	for _, t := range targets {
 		before := r.Passed + r.Failed + r.Skipped
 		if err := t.fuzz(ctx, r, env, each); err != nil {

@@ -401,7 +401,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := http.Get(config.Host + "/metrics") //nolint:noctx // it ends with the test
+	answer, err := http.Get(config.Host + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -137,7 +137,7 @@ func TestHostileNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	harm, _ := f.trial(node)
+	_, harm := f.trial(node)
 	t.Log(harm)
 	if harm == nil {
 		t.Error("no harm is left; say so in docs/security.md")
@@ -147,7 +147,7 @@ func TestHostileNode(t *testing.T) {
 // try applies objects in c, judges, and removes them again. refused, unless nil, counts those that the API server refuses.
 func (f *fuzz) try(objects []hostile.Object, refused *int) {
 	f.t.Helper()
-	harm, n := f.trial(objects)
+	n, harm := f.trial(objects)
 	if refused != nil {
 		*refused += n
 	}
@@ -159,7 +159,7 @@ func (f *fuzz) try(objects []hostile.Object, refused *int) {
 		if time.Now().After(deadline) {
 			return false
 		}
-		again, _ := f.trial(some)
+		_, again := f.trial(some)
 		return again != nil
 	})
 	var text strings.Builder
@@ -171,7 +171,7 @@ func (f *fuzz) try(objects []hostile.Object, refused *int) {
 }
 
 // trial returns the harm that objects do, and how many of them the API server refuses.
-func (f *fuzz) trial(objects []hostile.Object) (harm error, refused int) {
+func (f *fuzz) trial(objects []hostile.Object) (refused int, harm error) {
 	f.t.Helper()
 	c := f.Member("c").Client()
 	var written []hostile.Object
@@ -208,7 +208,7 @@ func (f *fuzz) trial(objects []hostile.Object) (harm error, refused int) {
 	if err := f.settle(func() error { return errors.Join(f.harm(), f.left()) }); err != nil {
 		harm = errors.Join(harm, fmt.Errorf("after the objects are removed: %w", err))
 	}
-	return harm, refused
+	return refused, harm
 }
 
 // replace writes a hostile object over an existing one of c, such as one of the federation.

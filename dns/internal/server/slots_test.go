@@ -180,7 +180,7 @@ func TestUnreadAnswers(t *testing.T) {
 	}
 	unread := func(want int) {
 		t.Helper()
-		for end := time.Now().Add(20 * time.Second); s.unread[podConns].count() != want; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(20 * time.Second); s.unread[podConns].count() != want; <-time.After(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%d unread answers, want %d", s.unread[podConns].count(), want)
 			}
@@ -240,7 +240,7 @@ func TestMemoryOfConnections(t *testing.T) {
 		}
 	}
 	for end := time.Now().Add(time.Minute); s.connections() < conns && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 	check := func(state string, most uint64) {
 		t.Helper()
