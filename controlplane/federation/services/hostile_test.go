@@ -170,7 +170,7 @@ func (f *fuzz) try(objects []hostile.Object, refused *int) {
 	f.t.Fatalf("hostile objects do harm: %v\nthe smallest part that does:%s", harm, text.String())
 }
 
-// trial returns the harm that objects do, and how many of them the API server refuses.
+// trial returns how many objects the API server refuses, and the harm that the others do.
 func (f *fuzz) trial(objects []hostile.Object) (refused int, harm error) {
 	f.t.Helper()
 	c := f.Member("c").Client()
