@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
