@@ -3,12 +3,14 @@ package server
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
+	"syscall"
 	"testing"
 	"time"
 
@@ -171,8 +173,9 @@ func TestUnreadAnswers(t *testing.T) {
 		if err := conn.SetReadBuffer(1); err != nil {
 			t.Fatal(err)
 		}
-		for range 4 { // one fills the buffers, the next waits
-			if _, err := conn.Write(framed); err != nil {
+		// One fills the buffers, the next waits. The server may have closed the connection before it has all of them.
+		for range 4 {
+			if _, err := conn.Write(framed); err != nil && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 				t.Fatal(err)
 			}
 		}
@@ -199,6 +202,7 @@ func TestUnreadAnswers(t *testing.T) {
 	if len(exchange(t, dialFrom(t, "127.0.1.2", pods), query)) <= maxSmall {
 		t.Error("the answer is not large")
 	}
+	unread(2)
 	slow("127.0.1.2")
 	unread(3)
 	closedWithin(t, slow("127.0.1.3"), 20*time.Second)
