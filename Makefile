@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images check unit test test-kernels soak demo demo-down demo-gateway demo-gateway-down
+.PHONY: help generate build images check unit test test-kernels race soak demo demo-down demo-gateway demo-gateway-down
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: ## every test; the last line counts what ran
 
 test-kernels: ## the dataplane on Linux 6.1 and 6.12, emulated, and on this machine's
 	go run ./tools/kernels
+
+race: ## the tests that need neither privileges nor an API server, with the race detector
+	go run ./tools/test -race
 
 soak: ## the repeated runs: five rounds of every test, with the race detector
 	go run ./tools/test -soak 5

@@ -1,6 +1,5 @@
-// Check proves what every change must pass: format, lint, vet, the rules of the tree, light tests with the race detector,
-// diagrams that parse, and generated files that are current. It runs all checks, also after a fault, and says how to correct
-// each fault.
+// Check proves what every change must pass: format, lint, vet, the rules of the tree, diagrams that parse, and generated
+// files that are current. It runs all checks, also after a fault, and says how to correct each fault.
 //
 //	go run ./tools/check             # everything
 //	go run ./tools/check generated   # one check
@@ -38,7 +37,6 @@ var checks = []check{
 	}},
 	{"c-format", clangFormat},
 	{"rules", func(ctx context.Context) error { return command(ctx, "go", "test", "./tools/check/...") }},
-	{"race", func(ctx context.Context) error { return command(ctx, "go", "run", "./tools/test", "-race") }},
 	{"mermaid", func(ctx context.Context) error { return mermaid.Check(ctx, ".", os.Stderr) }},
 	{"modules", func(ctx context.Context) error { return command(ctx, "go", "mod", "tidy", "-diff") }},
 	{"generated", generated},
