@@ -205,4 +205,5 @@ var meanings = map[bpf.DropReason]string{
 	bpf.DropNoConnection: "a packet in the middle of an unknown connection",
 	bpf.DropItself:       "the client itself is the only backend",
 	bpf.DropUnanswered:   "refused without an answer, because of the rate limit for these",
+	bpf.DropNewFlows:     "a new connection of the packet path beyond the limit of its CPU or client, dropped without an answer",
 }

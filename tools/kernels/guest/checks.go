@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/tools/netlab/connect"
 )
 
 // check is a test that must pass on every kernel.
@@ -104,7 +105,7 @@ func connectsMapped(ctx context.Context, tb *testbed) error {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil {
 		return fmt.Errorf("set timeout: %w", err)
 	}
-	if err := unix.Connect(fd, &unix.SockaddrInet6{Addr: echoVIPs[0].As16(), Port: int(servedPort)}); err != nil {
+	if err := connect.Socket(fd, &unix.SockaddrInet6{Addr: echoVIPs[0].As16(), Port: int(servedPort)}, checkTimeout); err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
 	return saysPeerFD(fd, at(echoVIPs[0]))

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/tools/netlab/connect"
 )
 
 // newSCTP makes a one-to-one SCTP socket with timeouts.
@@ -63,7 +65,7 @@ func connectsSCTP(_ context.Context, tb *testbed) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: echoVIPs[0].As4(), Port: int(servedPort)}); err != nil {
+	if err := connect.Socket(fd, &unix.SockaddrInet4{Addr: echoVIPs[0].As4(), Port: int(servedPort)}, checkTimeout); err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
 	if _, err := unix.Write(fd, []byte("ask")); err != nil {

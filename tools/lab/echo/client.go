@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/tools/netlab/connect"
 )
 
 const defaultTimeout = 5 * time.Second
@@ -429,37 +431,10 @@ func dialMapped(ctx context.Context, network, address string) (net.Conn, error) 
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil { // bounds a connect, too
 		return nil, os.NewSyscallError("setsockopt", err)
 	}
-	err = unix.Connect(fd, &unix.SockaddrInet6{Addr: ap.Addr().As16(), Port: int(ap.Port())})
-	if errors.Is(err, unix.EINTR) {
-		err = awaitConnect(fd, patience)
-	}
-	if err != nil {
+	if err := connect.Socket(fd, &unix.SockaddrInet6{Addr: ap.Addr().As16(), Port: int(ap.Port())}, patience); err != nil {
 		return nil, os.NewSyscallError("connect", err)
 	}
 	return net.FileConn(f)
-}
-
-// awaitConnect waits for a connect that a signal has interrupted, which goes on without its caller (connect(2)). To call it
-// again would be another connect to the socket hooks.
-func awaitConnect(fd int, patience time.Duration) error {
-	for end := time.Now().Add(patience); ; {
-		left := time.Until(end)
-		if left <= 0 {
-			return unix.ETIMEDOUT
-		}
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(left.Milliseconds())+1)
-		if errors.Is(err, unix.EINTR) || err == nil && n == 0 {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		if err == nil && code != 0 {
-			err = syscall.Errno(code)
-		}
-		return err
-	}
 }
 
 // getpeername asks the kernel, where socket hooks may answer, and not what was dialled.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 )
 
 // freePort finds a port without a listener. Another program may take it meanwhile.
@@ -218,42 +216,6 @@ func TestClientValidate(t *testing.T) {
 			tc.change(&c)
 			if err := c.Validate(); (err == nil) != tc.ok {
 				t.Errorf("have %v, want ok=%v", err, tc.ok)
-			}
-		})
-	}
-}
-
-// A connect that a signal interrupts goes on; its end is its own, and not the signal's.
-func TestInterruptedConnect(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := closed.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for name, tc := range map[string]struct {
-		to   net.Addr
-		want error
-	}{"a listener": {l.Addr(), nil}, "no listener": {closed.Addr(), unix.ECONNREFUSED}} {
-		t.Run(name, func(t *testing.T) {
-			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer unix.Close(fd)
-			// As after a signal, the caller is back and the connect goes on.
-			to := tc.to.(*net.TCPAddr)
-			if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.AddrPort().Addr().As4(), Port: to.Port}); !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, tc.want) {
-				t.Fatal(err)
-			}
-			if err := awaitConnect(fd, time.Second); !errors.Is(err, tc.want) {
-				t.Errorf("have %v, want %v", err, tc.want)
 			}
 		})
 	}
