@@ -354,9 +354,9 @@ func TestShow(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{"/explain?namespace=e2e&name=echo", "/observe", "/show/services"} {
+	for _, path := range []string{"/explain?namespace=e2e&name=echo", "/observe", "/show/services", "/status", "/metrics"} {
 		for _, header := range []string{"", "Isthmus-Token: not.a.token"} {
-			output, err := bed.Node(ctx, clientNode, "curl", "--silent", "--max-time", "5", "--header", header, "http://127.0.0.1:9470"+path)
+			output, err := bed.Node(ctx, clientNode, "curl", "--silent", "--insecure", "--max-time", "5", "--header", header, "https://127.0.0.1:9470"+path)
 			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 				t.Fatal(err)
 			}

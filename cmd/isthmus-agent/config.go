@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
@@ -29,6 +30,7 @@ type Config struct {
 	CgroupRoot string // mount point of cgroup v2, or of the hybrid hierarchy that contains it
 	BPFFS      string // mount point of a BPF file system
 	HTTPListen string // host:port of /healthz, /readyz, /metrics, /status and the introspection for isthmusctl
+	HTTP       httpserver.Flags
 	// ServiceMetrics adds metrics of each Service that clients on this node have used.
 	ServiceMetrics bool
 	// CheckInterval is the time between two checks of the BPF maps.
@@ -87,6 +89,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "mount point of the node's cgroup file systems")
 	f.StringVar(&c.BPFFS, "bpffs", c.BPFFS, "mount point of the node's BPF file system")
 	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "address of /healthz, /readyz, /metrics, /status and of the introspection that isthmusctl uses")
+	c.HTTP.Bind(f)
 	f.BoolVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics, "add metrics of each Service that clients on this node have used")
 	f.DurationVar(&c.CheckInterval, "check-interval", c.CheckInterval, "average time between two checks of the BPF maps")
 	c.DNS.bind(f)
@@ -127,6 +130,9 @@ func (c *Config) Validate() error {
 	}
 	if _, _, err := net.SplitHostPort(c.HTTPListen); err != nil {
 		faults = append(faults, fmt.Errorf("--http-listen=%s is not host:port, such as :%d", c.HTTPListen, status.AgentPort))
+	}
+	if _, err := c.HTTP.Config(slog.New(slog.DiscardHandler)); err != nil {
+		faults = append(faults, err)
 	}
 	if c.CheckInterval <= 0 {
 		faults = append(faults, fmt.Errorf("--check-interval=%s is not more than 0", c.CheckInterval))

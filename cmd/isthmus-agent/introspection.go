@@ -16,27 +16,28 @@ import (
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// introspection serves the state and the events of the node to requests with access.
+// introspection serves the state and the events of the node.
 type introspection struct {
 	cfg       *Config
-	access    access
 	dataplane *agent.Agent
 	names     *nameserver
 	current   func() status.Agent
 }
 
-// register adds the handlers to mux.
-func (in *introspection) register(mux *http.ServeMux) {
-	mux.HandleFunc("GET "+status.ExplainPath, in.access.guard(in.explain))
-	mux.HandleFunc("GET "+status.ObservePath, in.access.guard(in.observe))
-	mux.HandleFunc("GET "+status.RecordsPath, in.access.guardRecords(in.serveRecords))
-	mux.HandleFunc("GET "+status.AskPath, in.access.guard(askServers))
+// register adds the handlers to a server.
+func (in *introspection) register(handle func(pattern string, h http.Handler)) {
+	for path, h := range map[string]http.HandlerFunc{
+		status.ExplainPath: in.explain, status.ObservePath: in.observe, status.RecordsPath: in.serveRecords, status.AskPath: askServers,
+	} {
+		handle("GET "+path, h)
+	}
 	for _, name := range status.ShowTables() {
-		mux.HandleFunc("GET "+status.ShowPath+name, in.access.guard(func(w http.ResponseWriter, r *http.Request) { in.show(w, r, name) }))
+		handle("GET "+status.ShowPath+name, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { in.show(w, r, name) }))
 	}
 }
 
@@ -93,7 +94,7 @@ func (in *introspection) observe(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	out := &eventWriter{w: w}
+	out := &eventWriter{w: w, extend: httpserver.Stream(w)}
 	if out.write(nil) != nil { // sends the response header at once
 		return
 	}
@@ -114,8 +115,9 @@ func (in *introspection) observe(w http.ResponseWriter, r *http.Request) {
 
 // eventWriter writes lines to one client. Several goroutines may use it.
 type eventWriter struct {
-	mu sync.Mutex
-	w  http.ResponseWriter
+	mu     sync.Mutex
+	w      http.ResponseWriter
+	extend func() // gives the client time to read the next line
 }
 
 // sendHeartbeats writes an empty line at each heartbeat until ctx is done.
@@ -144,6 +146,7 @@ func (w *eventWriter) send(e status.Event) error {
 func (w *eventWriter) write(line []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.extend()
 	if _, err := w.w.Write(append(line, '\n')); err != nil {
 		return err
 	}

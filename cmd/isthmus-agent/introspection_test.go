@@ -5,17 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	authenticationv1 "k8s.io/api/authentication/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/bpf"
@@ -24,66 +19,6 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
-
-// reviewer is a fake API server that reviews tokens. It knows only the token "good".
-type reviewer struct {
-	authenticationclient.TokenReviewInterface
-
-	status authenticationv1.TokenReviewStatus
-	err    error
-}
-
-func (r reviewer) Create(_ context.Context, asked *authenticationv1.TokenReview, _ metav1.CreateOptions) (*authenticationv1.TokenReview, error) {
-	out := asked.DeepCopy()
-	if asked.Spec.Token == "good" && len(asked.Spec.Audiences) == 1 && asked.Spec.Audiences[0] == status.TokenAudience {
-		out.Status = r.status
-	}
-	return out, r.err
-}
-
-// Introspection needs a token of one ServiceAccount for one audience. Without an API server, only processes of the node have
-// access.
-func TestAccess(t *testing.T) {
-	const observer = "system:serviceaccount:isthmus-system:isthmus-observer"
-	good := authenticationv1.TokenReviewStatus{
-		Authenticated: true, User: authenticationv1.UserInfo{Username: observer}, Audiences: []string{status.TokenAudience},
-	}
-	otherAccount, noAudience, unauthenticated := good, good, good
-	otherAccount.User.Username = "system:serviceaccount:demo:isthmus-observer"
-	noAudience.Audiences = nil // an API server without support for audiences
-	unauthenticated.Authenticated = false
-	for name, c := range map[string]struct {
-		reviews authenticationclient.TokenReviewInterface
-		token   string
-		from    string
-		code    int
-	}{
-		"a good token":                     {reviewer{status: good}, "good", "192.0.2.1:1", http.StatusOK},
-		"no token":                         {reviewer{status: good}, "", "192.0.2.1:1", http.StatusForbidden},
-		"no token, from the node":          {reviewer{status: good}, "", "127.0.0.1:1", http.StatusForbidden},
-		"another token":                    {reviewer{status: good}, "bad", "127.0.0.1:1", http.StatusForbidden},
-		"another account":                  {reviewer{status: otherAccount}, "good", "127.0.0.1:1", http.StatusForbidden},
-		"for any audience":                 {reviewer{status: noAudience}, "good", "127.0.0.1:1", http.StatusForbidden},
-		"not authenticated":                {reviewer{status: unauthenticated}, "good", "127.0.0.1:1", http.StatusForbidden},
-		"the API server is down":           {reviewer{status: good, err: errors.New("down")}, "good", "127.0.0.1:1", http.StatusServiceUnavailable},
-		"no API server, from the node":     {nil, "", "127.0.0.1:1", http.StatusOK},
-		"no API server, over IPv6":         {nil, "", "[::1]:1", http.StatusOK},
-		"no API server, from another host": {nil, "good", "192.0.2.1:1", http.StatusForbidden},
-		"no source address":                {nil, "", "", http.StatusForbidden},
-	} {
-		t.Run(name, func(t *testing.T) {
-			a := access{reviews: c.reviews, account: observer}
-			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/explain", nil)
-			r.RemoteAddr = c.from
-			r.Header.Set(status.TokenHeader, c.token)
-			w := httptest.NewRecorder()
-			a.guard(func(http.ResponseWriter, *http.Request) {})(w, r)
-			if w.Code != c.code {
-				t.Errorf("answers %d, want %d: %s", w.Code, c.code, w.Body)
-			}
-		})
-	}
-}
 
 func TestParseWatch(t *testing.T) {
 	parse := func(query string) (agent.EventFilter, error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -13,7 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	wire "github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/rest"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns"
@@ -33,11 +36,15 @@ func TestShowRecords(t *testing.T) {
 	if err := n.Sync(t.Context(), vip()); err != nil {
 		t.Fatal(err)
 	}
-	mux := http.NewServeMux()
-	(&introspection{names: n, access: access{reviews: reviewer{}}}).register(mux)
-	server := httptest.NewServer(mux)
+	access, err := newAccess(&rest.Config{Host: "https://127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := httpserver.New(httpserver.Config{Access: access, Log: slog.New(slog.DiscardHandler)})
+	(&introspection{names: n}).register(h.Handle)
+	server := httptest.NewTLSServer(h)
 	defer server.Close()
-	listen := "--http-listen=" + strings.TrimPrefix(server.URL, "http://")
+	listen := "--http-listen=" + strings.TrimPrefix(server.URL, "https://")
 	show := func(args ...string) (string, error) {
 		var out bytes.Buffer
 		cmd := newCommand()
@@ -69,8 +76,8 @@ func TestShowRecords(t *testing.T) {
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, status.RecordsPath, nil)
 	r.RemoteAddr = "192.0.2.1:4242"
 	w := httptest.NewRecorder()
-	mux.ServeHTTP(w, r)
-	if w.Code != http.StatusForbidden {
+	h.ServeHTTP(w, r)
+	if w.Code != http.StatusUnauthorized {
 		t.Errorf("from another host without a token: %d", w.Code)
 	}
 }

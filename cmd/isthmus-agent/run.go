@@ -133,15 +133,11 @@ func (c components) run(ctx context.Context) error {
 		reportReserved(&s, reserved)
 		return s
 	}
-	access, err := newAccess(c.api.config, c.cfg.Namespace)
-	if err != nil {
-		return err
-	}
-	in := &introspection{cfg: c.cfg, access: access, dataplane: c.dataplane, names: c.names, current: current}
+	in := &introspection{cfg: c.cfg, dataplane: c.dataplane, names: c.names, current: current}
 
 	c.log.Info("isthmus-agent starts", "version", version.String(), "node", c.cfg.NodeName, "http", c.listener.Addr().String())
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return serveHTTP(ctx, c.listener, c.metrics(current), in) })
+	group.Go(func() error { return c.serveHTTP(ctx, c.listener, c.metrics(current), in) })
 	group.Go(func() error { return topology.Run(ctx) })
 	group.Go(func() error { return c.dataplane.Run(ctx) })
 	if c.api.reports != nil {

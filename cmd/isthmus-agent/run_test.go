@@ -147,7 +147,7 @@ clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]}`), 0o600)
 	n := &node{t: t, log: &lockedBuffer{}, dir: dir}
 	n.cmd = exec.Command(os.Args[0], append([]string{
 		"--node-name=n1", "--kubeconfig=" + kubeconfig, "--cgroup-root=" + own,
-		"--bpffs=" + filepath.Join(dir, "bpffs"), "--http-listen=127.0.0.1:9470",
+		"--bpffs=" + filepath.Join(dir, "bpffs"), "--http-listen=127.0.0.1:9470", "--insecure-http",
 	}, flags...)...)
 	n.cmd.Env = append(os.Environ(), envNode+"="+dir)
 	n.cmd.Stderr = n.log

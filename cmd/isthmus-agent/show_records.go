@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 )
@@ -34,7 +35,7 @@ the agent on this node, at the address of --http-listen.`,
 				return err
 			}
 			name := strings.Join(args, "")
-			all, err := askRecords(cmd.Context(), cfg.HTTPListen, name)
+			all, err := askRecords(cmd.Context(), cfg.HTTPListen, cfg.HTTP.Insecure, name)
 			if err != nil {
 				return err
 			}
@@ -52,7 +53,7 @@ the agent on this node, at the address of --http-listen.`,
 }
 
 // askRecords asks the agent of this node, which listens at listen.
-func askRecords(ctx context.Context, listen, name string) (status.Records, error) {
+func askRecords(ctx context.Context, listen string, insecure bool, name string) (status.Records, error) {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
 		return nil, fmt.Errorf("--http-listen=%s is not host:port, such as :%d", listen, status.AgentPort)
@@ -62,14 +63,18 @@ func askRecords(ctx context.Context, listen, name string) (status.Records, error
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	at := "http://" + net.JoinHostPort(host, port) + status.RecordsPath + "?name=" + url.QueryEscape(name)
+	scheme := "https"
+	if insecure {
+		scheme = "http"
+	}
+	at := scheme + "://" + net.JoinHostPort(host, port) + status.RecordsPath + "?name=" + url.QueryEscape(name)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := httpserver.LocalClient().Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask the agent of this node: %w; check that it runs, and that --http-listen is the same as the agent's", err)
+		return nil, fmt.Errorf("ask the agent of this node: %w; check that it runs, and that --http-listen and --insecure-http are the same as the agent's", err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)

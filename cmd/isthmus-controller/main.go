@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"runtime/debug"
 	"strconv"
@@ -21,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/cli"
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
@@ -47,6 +47,7 @@ type settings struct {
 	brokerKubeconfig string
 	namespace        string
 	listen           string
+	http             httpserver.Flags
 	logFormat        string
 	logLevel         slog.Level
 	federation       bool
@@ -76,7 +77,8 @@ With --quota-controller it runs beside a broker instead, and needs no membership
 objects of members that exceed their quotas, deletes what a member has beyond twice its quota, and
 deletes aggregates without exporters. isthmusctl deploy-broker grants its rights.
 
-It serves /healthz, /readyz, /metrics and /status (JSON). While the broker is away it
+It serves /healthz, /readyz, /metrics and /status (JSON) over HTTPS; the latter two need a token of
+an account with the right to that nonResourceURL. While the broker is away it
 changes nothing, is not ready, and retries.`,
 		Example: `  # In a pod: the cluster's own API server, and the broker of the mounted Secret
   isthmus-controller
@@ -104,6 +106,7 @@ changes nothing, is not ready, and retries.`,
 	f.StringVar(&s.brokerKubeconfig, "broker-kubeconfig", "/etc/isthmus/broker/kubeconfig", "kubeconfig of the broker; its context names the broker's namespace")
 	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "installation namespace of Isthmus, which contains this cluster's Member; with --quota-controller, the broker's namespace")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
+	s.http.Bind(f)
 	f.BoolVar(&s.federation, "federation", false, "also run the federation's controller, configured by this cluster's Federation object")
 	f.BoolVar(&s.quotaController, "quota-controller", false, "run the quota controller of the broker in --namespace, and nothing else")
 	f.DurationVar(&s.aggregateGrace, "aggregate-grace", quotacontroller.DefaultGrace, "how long the quota controller keeps an aggregate without an export record")
@@ -163,12 +166,12 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if parts.broker, err = newBroker(ctx, s, local, log); err != nil {
 		return err
 	}
-	listener, err := cli.Listen(ctx, s.listen)
+	server, err := newServer(ctx, s, local, parts.describe, log)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return cli.Serve(ctx, listener, routes(parts.describe)) })
+	group.Go(func() error { return server.Serve(ctx) })
 	if parts.broker != nil {
 		group.Go(func() error { return parts.broker.Run(ctx) })
 	}
@@ -206,11 +209,18 @@ func newFederation(s settings, local *rest.Config, machines func(context.Context
 	})
 }
 
-// routes returns the handlers of status, probes and metrics.
-func routes(current func() status.Controller) http.Handler {
-	mux := cli.Routes(func() []string { return current().Waiting })
-	mux.Handle("GET "+status.Path, status.Handler(current))
-	return mux
+// newServer returns the server of status, probes and metrics.
+func newServer(ctx context.Context, s settings, local *rest.Config, current func() status.Controller, log *slog.Logger) (*httpserver.Server, error) {
+	listener, err := cli.Listen(ctx, s.listen)
+	if err != nil {
+		return nil, err
+	}
+	server, err := cli.NewServer(listener, s.http, local, status.ControllerAudience, func() []string { return current().Waiting }, log)
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	server.Handle("GET "+status.Path, status.Handler(current))
+	return server, nil
 }
 
 // parts are the controllers of this process. broker and federation may be nil; machines exists with the latter.

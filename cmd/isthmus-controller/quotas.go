@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 
-	"github.com/isthmus-net/isthmus/cmd/internal/cli"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/controlplane/broker/quotacontroller"
@@ -23,14 +22,12 @@ func runQuotaController(ctx context.Context, s settings, local *rest.Config, log
 	if err != nil {
 		return err
 	}
-	listener, err := cli.Listen(ctx, s.listen)
+	server, err := newServer(ctx, s, local, func() status.Controller { return describeQuotas(c.State()) }, log)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		return cli.Serve(ctx, listener, routes(func() status.Controller { return describeQuotas(c.State()) }))
-	})
+	group.Go(func() error { return server.Serve(ctx) })
 	group.Go(func() error { return c.Run(ctx) })
 	return group.Wait()
 }

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
@@ -31,6 +32,7 @@ import (
 // that is away it runs, is healthy, and reports why it is not ready.
 func TestStart(t *testing.T) {
 	cfg := apitest.StartEmpty(t)
+	token = cfg.BearerToken
 	broker := unusedAddress(t)
 	s := settings{
 		kubeconfig:       kubeconfig(t, &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}, &clientcmdapi.AuthInfo{Token: cfg.BearerToken}, ""),
@@ -107,6 +109,7 @@ func TestStart(t *testing.T) {
 // with a ClusterSetConfig it is ready.
 func TestQuotaController(t *testing.T) {
 	cfg := apitest.StartEmpty(t)
+	token = cfg.BearerToken
 	all, err := crds.All()
 	if err != nil {
 		t.Fatal(err)
@@ -192,9 +195,17 @@ func unusedAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
+// token is what get sends, that of an administrator.
+var token string
+
 // get asks for a page. Without an answer, code is 0.
 func get(address, path string) (code int, body string) {
-	resp, err := http.Get("http://" + address + path)
+	request, err := http.NewRequest(http.MethodGet, "https://"+address+path, http.NoBody)
+	if err != nil {
+		return 0, err.Error()
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	resp, err := httpserver.LocalClient().Do(request)
 	if err != nil {
 		return 0, err.Error()
 	}

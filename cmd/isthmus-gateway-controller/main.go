@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net/http"
 	"os"
 	"slices"
 	"strconv"
@@ -20,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/cli"
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
@@ -44,6 +44,7 @@ type settings struct {
 	resync     time.Duration
 	certs      certs.Files
 	listen     string
+	http       httpserver.Flags
 	logFormat  string
 	logLevel   slog.Level
 }
@@ -58,7 +59,8 @@ from a pool: an OpenStack Neutron port with or without a floating IP, or an addr
 It also sends each gateway, registered as a GatewayNode, the VIPs to balance and announce.
 
 The file of --config defines the pools. Of several replicas, the one with the Lease is active.
-It serves /healthz, /readyz and /metrics. While OpenStack, a gateway or the API server does
+It serves /healthz, /readyz and /metrics over HTTPS; the latter needs a token of an account with the
+right to the nonResourceURL /metrics. While OpenStack, a gateway or the API server does
 not answer, everything stays as it is.`,
 		Example: `  # In a pod, with the mounted configuration, certificates and clouds.yaml
   isthmus-gateway-controller
@@ -90,6 +92,7 @@ not answer, everything stays as it is.`,
 	f.StringVar(&s.imports, "imports", writers.Isthmus, "EndpointSlices of ServiceImports to use: isthmus, those that controllers of Isthmus wrote, or any, those of every MCS implementation")
 	f.DurationVar(&s.resync, "resync", controller.DefaultResync, "time between two full syncs, which also undo manual changes in the cloud")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.GatewayControllerPort), "address of /healthz, /readyz and /metrics")
+	s.http.Bind(f)
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 	f.TextVar(&s.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	cmd.AddCommand(sweep(&s))
@@ -126,12 +129,12 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	listener, err := cli.Listen(ctx, s.listen)
+	server, err := newServer(ctx, s, is, log)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return cli.Serve(ctx, listener, routes(is)) })
+	group.Go(func() error { return server.Serve(ctx) })
 	group.Go(func() error { return is.Run(ctx) })
 	return group.Wait()
 }
@@ -164,12 +167,25 @@ func connect(ctx context.Context, s settings, c controller.Settings) (controller
 	return openstack.Connect(ctx, openstack.Config{Cloud: s.cloud, File: s.clouds, Cluster: c.Cluster, Timeout: s.timeout})
 }
 
-// routes returns the handlers of probes and metrics.
-func routes(c *controller.Controller) http.Handler {
-	return cli.Routes(func() []string {
+// newServer returns the server of probes and metrics.
+func newServer(ctx context.Context, s settings, c *controller.Controller, log *slog.Logger) (*httpserver.Server, error) {
+	local, err := cli.Cluster(s.kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := cli.Listen(ctx, s.listen)
+	if err != nil {
+		return nil, err
+	}
+	waiting := func() []string {
 		if err := c.Ready(); err != nil {
 			return []string{err.Error()}
 		}
 		return nil
-	})
+	}
+	server, err := cli.NewServer(listener, s.http, local, status.GatewayControllerAudience, waiting, log)
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return server, nil
 }

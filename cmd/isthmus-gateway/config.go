@@ -24,6 +24,7 @@ type Config struct {
 	Controller string // identity in the controller's certificate
 	Listen     string // host:port for the controller and peers
 	HTTPListen string // host:port of /healthz, /readyz, /metrics and /peers
+	Insecure   bool   // plain HTTP at HTTPListen
 	Files      certs.Files
 	StateDir   string // state that survives a reboot
 	RunDir     string // state that must not survive a reboot
@@ -58,7 +59,8 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Cluster, "cluster", "", "id of the cluster whose controller this gateway obeys")
 	f.StringVar(&c.Controller, "controller-identity", c.Controller, "DNS name in the controller's certificate")
 	f.StringVar(&c.Listen, "listen", c.Listen, "HTTPS address for the controller and the other gateways of the group")
-	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "address of /healthz, /readyz, /metrics and /peers")
+	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "HTTPS address of /healthz, /readyz, /metrics and /peers; the latter two are for this machine, and for clients with a certificate of --ca")
+	f.BoolVar(&c.Insecure, "insecure-http", c.Insecure, "serve plain HTTP on --http-listen, with /metrics open to every client that reaches it")
 	f.StringVar(&c.Files.Cert, "cert", c.Files.Cert, "the gateway's certificate; replaced files are read again")
 	f.StringVar(&c.Files.Key, "key", c.Files.Key, "its private key")
 	f.StringVar(&c.Files.CA, "ca", c.Files.CA, "certificates of the trusted authorities")

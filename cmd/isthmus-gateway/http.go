@@ -1,55 +1,51 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// serveHTTP serves health, readiness, metrics and the peers of the group until ctx is done. It adds more to the metrics of
-// the agent.
-func serveHTTP(ctx context.Context, l net.Listener, a *agent.Agent, x *flows.Exchange, more ...prometheus.Collector) error {
+// httpServer returns the server of health, readiness, metrics and the peers of the group. It adds more to the metrics of the
+// agent. Metrics and peers are for processes of this machine, and for clients with a certificate of the gateway's authority.
+func (g *gateway) httpServer(l net.Listener, more ...prometheus.Collector) *httpserver.Server {
+	c := httpserver.Config{Listener: l, Access: httpserver.Local{}, Log: g.log}
+	if g.cfg.Insecure {
+		c.Open = []string{"/metrics"}
+	} else {
+		c.TLS, c.Access = g.certs.OpenServer(), httpserver.Certificates(g.certs.VerifyAny)
+	}
+	server := httpserver.New(c)
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(more...)
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), metrics{a.Stats, x.Stats})
-	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		switch s := a.Stats(); {
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		metrics{g.agent.Stats, g.exchange.Stats}, server.Metrics())
+	server.Probe("/readyz", func() []string {
+		switch s := g.agent.Stats(); {
 		case s.Ready:
-			fmt.Fprintln(w, "ok")
+			return nil
 		case len(s.Status.Drift) > 0:
-			http.Error(w, desired.Faults(s.Status.Drift).Error(), http.StatusServiceUnavailable)
-		default:
-			http.Error(w, "no state was applied yet", http.StatusServiceUnavailable)
+			return []string{desired.Faults(s.Status.Drift).Error()}
 		}
+		return []string{"no state was applied yet"}
 	})
-	mux.HandleFunc("GET "+peersPath, func(w http.ResponseWriter, _ *http.Request) {
+	server.Handle("GET "+peersPath, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(x.Stats()) // an error means that the client has gone
-	})
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
-	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
-	}
-	return nil
+		_ = json.NewEncoder(w).Encode(g.exchange.Stats()) // an error means that the client has gone
+	}))
+	server.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	return server
 }
 
 // metricsOf returns the metrics that only one kind of balancer has.

@@ -1,14 +1,95 @@
 package main
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
+
+// Metrics and peers are for processes of the machine and for clients with a certificate of the gateway's authority. Probes are open.
+func TestGatewayMetrics(t *testing.T) {
+	own, foreign := newAuthority(t), newAuthority(t)
+	g := &gateway{cfg: *defaults(), log: slog.New(slog.DiscardHandler)}
+	g.certs = openCerts(t, own)
+	clientOf := func(by *certs.Authority, life time.Duration) *tls.ConnectionState {
+		t.Helper()
+		pair, err := by.Issue("prometheus", time.Now(), life)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := certs.Parse(pair.Cert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}
+	}
+	const found = http.StatusNotFound // the request has access, and there is nothing at its path
+	for name, c := range map[string]struct {
+		from   string
+		client *tls.ConnectionState
+		code   int
+	}{
+		"a process of the machine":             {"127.0.0.1:1", nil, found},
+		"a process of the machine, over IPv6":  {"[::1]:1", nil, found},
+		"a client of the authority":            {"192.0.2.1:1", clientOf(own, time.Hour), found},
+		"no certificate":                       {"192.0.2.1:1", &tls.ConnectionState{}, http.StatusForbidden},
+		"no TLS":                               {"192.0.2.1:1", nil, http.StatusForbidden},
+		"no source":                            {"", nil, http.StatusForbidden},
+		"a certificate of another authority":   {"192.0.2.1:1", clientOf(foreign, time.Hour), http.StatusForbidden},
+		"a certificate that has ended":         {"192.0.2.1:1", clientOf(own, -time.Minute), http.StatusForbidden},
+		"a name in place of a source address":  {"localhost:1", nil, http.StatusForbidden},
+		"another machine with a local IPv4 ::": {"[2001:db8::127.0.0.1]:1", nil, http.StatusForbidden},
+	} {
+		server := g.httpServer(nil)
+		for path, want := range map[string]int{"/nothing": c.code, "/healthz": http.StatusOK} {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
+			r.RemoteAddr, r.TLS = c.from, c.client
+			w := httptest.NewRecorder()
+			server.ServeHTTP(w, r)
+			if w.Code != want {
+				t.Errorf("%s: %s answers %d %s, want %d", name, path, w.Code, w.Body, want)
+			}
+		}
+	}
+}
+
+func newAuthority(t *testing.T) *certs.Authority {
+	t.Helper()
+	a, err := certs.NewAuthority("test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// openCerts returns a gateway's certificates, of an authority.
+func openCerts(t *testing.T, by *certs.Authority) *certs.Source {
+	t.Helper()
+	dir := t.TempDir()
+	f := certs.Files{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), CA: filepath.Join(dir, "ca.crt")}
+	p, err := by.Issue("gw-1", time.Now(), time.Hour)
+	if err := errors.Join(err, os.WriteFile(f.Cert, p.Cert, 0o600), os.WriteFile(f.Key, p.Key, 0o600), os.WriteFile(f.CA, by.Cert, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := certs.Open(f, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
 
 // Packets sent by XDP are counted only with an eBPF balancer.
 func TestXDPIsCounted(t *testing.T) {

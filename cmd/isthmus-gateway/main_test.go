@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/nft"
@@ -82,7 +83,7 @@ func start(t *testing.T, cfg Config) <-chan error {
 // await requests a path until it gets a status.
 func await(t *testing.T, url string, code int) string {
 	t.Helper()
-	return awaitBy(t, http.DefaultClient, url, code)
+	return awaitBy(t, httpserver.LocalClient(), url, code)
 }
 
 // awaitBy is await with a given client.
@@ -113,8 +114,8 @@ func TestGateway(t *testing.T) {
 	t.Cleanup(func() { _ = nft.Remove() })
 	cfg, client := config(t)
 	done := start(t, cfg)
-	await(t, "http://"+cfg.HTTPListen+"/healthz", 200)
-	if have := await(t, "http://"+cfg.HTTPListen+"/readyz", 503); !strings.Contains(have, "no state") {
+	await(t, "https://"+cfg.HTTPListen+"/healthz", 200)
+	if have := await(t, "https://"+cfg.HTTPListen+"/readyz", 503); !strings.Contains(have, "no state") {
 		t.Errorf("not ready: %s", have)
 	}
 	state := desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables, Peers: []desired.PeerGateway{{URL: "https://127.0.0.1:9", Name: "gw-2"}}, VIPs: []desired.VIP{{
@@ -141,13 +142,13 @@ func TestGateway(t *testing.T) {
 		t.Errorf("a successor does not know of its predecessor: %v", err)
 	}
 	done = start(t, cfg)
-	await(t, "http://"+cfg.HTTPListen+"/readyz", 200)
-	if have := await(t, "http://"+cfg.HTTPListen+"/metrics", 200); !strings.Contains(have, "isthmus_gateway_generation 3") || !strings.Contains(have, `isthmus_gateway_drifts_total{component="bgp"} 0`) {
+	await(t, "https://"+cfg.HTTPListen+"/readyz", 200)
+	if have := await(t, "https://"+cfg.HTTPListen+"/metrics", 200); !strings.Contains(have, "isthmus_gateway_generation 3") || !strings.Contains(have, `isthmus_gateway_drifts_total{component="bgp"} 0`) {
 		t.Errorf("metrics:\n%s", have)
 	}
 	// The peer is not reachable.
 	within(t, "it is to be seen that the other gateway is away", func(late <-chan time.Time) bool {
-		for !strings.Contains(await(t, "http://"+cfg.HTTPListen+"/metrics", 200), `isthmus_gateway_peer_reachable{gateway="gw-2",url="https://127.0.0.1:9"} 0`) {
+		for !strings.Contains(await(t, "https://"+cfg.HTTPListen+"/metrics", 200), `isthmus_gateway_peer_reachable{gateway="gw-2",url="https://127.0.0.1:9"} 0`) {
 			select {
 			case <-late:
 				return false

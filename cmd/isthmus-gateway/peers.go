@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/gateway/flows"
@@ -34,7 +35,7 @@ there is a FAULT: those may break when this gateway dies.`,
 			if err := tables.CheckFormat(format); err != nil {
 				return err
 			}
-			s, err := fetchPeers(cmd.Context(), cfg.HTTPListen)
+			s, err := fetchPeers(cmd.Context(), cfg.HTTPListen, cfg.Insecure)
 			if err != nil {
 				return fmt.Errorf("ask the gateway on this machine, at --http-listen: %w", err)
 			}
@@ -46,7 +47,7 @@ there is a FAULT: those may break when this gateway dies.`,
 }
 
 // fetchPeers asks the gateway that listens at an address of this machine.
-func fetchPeers(ctx context.Context, listen string) (s flows.Stats, err error) {
+func fetchPeers(ctx context.Context, listen string, insecure bool) (s flows.Stats, err error) {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
 		return s, err
@@ -57,11 +58,15 @@ func fetchPeers(ctx context.Context, listen string) (s flows.Stats, err error) {
 	const timeout = 5 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+peersPath, nil)
+	scheme := "https://"
+	if insecure {
+		scheme = "http://"
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+net.JoinHostPort(host, port)+peersPath, nil)
 	if err != nil {
 		return s, err
 	}
-	response, err := http.DefaultClient.Do(request)
+	response, err := httpserver.LocalClient().Do(request)
 	if err != nil {
 		return s, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/bgp"
@@ -176,7 +177,7 @@ func (g *gateway) serve(ctx context.Context, leave func() error) error {
 		return nil
 	})
 	group.Go(func() error { return g.agent.Serve(serving, endpoint, g.certs, g.cfg.Controller) })
-	group.Go(func() error { return serveHTTP(serving, status, g.agent, g.exchange, metricsOf(g.balancer)...) })
+	group.Go(func() error { return g.httpServer(status, metricsOf(g.balancer)...).Serve(serving) })
 	group.Go(func() error {
 		defer end()
 		running, stop := context.WithCancel(ctx)
@@ -199,6 +200,10 @@ func (g *gateway) close(ctx context.Context, drain bool) error {
 	return errors.Join(g.agent.Close(ctx, true), os.Remove(string(g.mark)))
 }
 
+// endpointLimits are those of the address for the controller and the peers. A client proves its identity after it connected, so
+// strangers are bounded by source.
+var endpointLimits = httpserver.Limits{Total: 1024, PerSource: 64}
+
 // listen opens both addresses of a gateway.
 func listen(ctx context.Context, cfg Config) (endpoint, status net.Listener, err error) {
 	var config net.ListenConfig
@@ -208,5 +213,5 @@ func listen(ctx context.Context, cfg Config) (endpoint, status net.Listener, err
 	if status, err = config.Listen(ctx, "tcp", cfg.HTTPListen); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("--http-listen: %w", err), endpoint.Close())
 	}
-	return endpoint, status, nil
+	return httpserver.Limit(endpoint, endpointLimits), status, nil
 }

@@ -51,12 +51,18 @@ func (c *collector) agentPods(ctx context.Context, nodes []string) ([]corev1.Pod
 	return pods, nil
 }
 
-// observerToken creates the token that agents require from callers who observe clients.
+// observerToken returns the token that agents and controllers require for their status and for introspection. It creates one for
+// all requests of a command.
 func (c *collector) observerToken(ctx context.Context) (string, error) {
+	c.askForToken.Do(func() { c.token, c.noToken = c.createToken(ctx) })
+	return c.token, c.noToken
+}
+
+func (c *collector) createToken(ctx context.Context) (string, error) {
 	const seconds = 600 // the minimum
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: status.ObserverAccount}}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		Audiences: []string{status.TokenAudience}, ExpirationSeconds: new(int64),
+		Audiences: []string{status.TokenAudience, status.ControllerAudience}, ExpirationSeconds: new(int64),
 	}}
 	*request.Spec.ExpirationSeconds = seconds
 	err := c.client.SubResource("token").Create(ctx, account, request)

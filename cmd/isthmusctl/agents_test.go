@@ -42,7 +42,6 @@ func imported() cluster {
 	n1 := "n1"
 	w.objects = append(w.objects,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "demo"}},
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.ObserverAccount}},
 		&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello"}, Status: mcsv1beta1.ServiceExportStatus{Conditions: []metav1.Condition{
 			{Type: "Valid", Status: "True", Reason: "Valid", Message: "the service can be exported"},
 			{Type: "Ready", Status: "True", Reason: "Exported", Message: "exported to the clusterset as 243.0.0.5"},
@@ -407,7 +406,7 @@ b stale 2026-11-22T10:00:00Z 1 1/1 3 n1`, ""},
 		"nodes": {func() (tables.Table, error) { return c.showNodes(t.Context()) }, `
 NODE READY HOOKS FRONTENDS BACKENDS DIFFERENCES REFUSED DRAINED VERSION WAITING
 n1 yes 2/2 2 5 2 5 b v1 -
-n2 no - - - - - - - pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods a-2:19470)`, ""},
+n2 no - - - - - - - pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods https:a-2:19470)`, ""},
 		"drops": {func() (tables.Table, error) { return c.showKernels(t.Context(), "drops", nil, 0) }, `
 NODE SERVICE REASON COUNT MEANING
 n1 demo/hello no_backend 4 no backend is ready`, ""},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -61,6 +62,10 @@ type collector struct {
 	client    client.Client
 	pods      rest.Interface
 	namespace string
+
+	askForToken sync.Once // guards what follows
+	token       string    // of the observer, for all questions of one command
+	noToken     error
 }
 
 // collector returns a collector of the target's cluster, for the installation in namespace.
@@ -286,7 +291,11 @@ func (c *collector) podsOf(ctx context.Context, selector *metav1.LabelSelector) 
 
 // ask gets the status of a pod through the API server. The error names the state of the pod.
 func ask[T status.Agent | status.Controller](ctx context.Context, c *collector, pod corev1.Pod, port int32) (*T, error) {
-	return fetch[T](ctx, c, pod, port, func(r *rest.Request) *rest.Request { return r.Suffix(status.Path) })
+	token, err := c.observerToken(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s was not asked: %w", pod.Name, err)
+	}
+	return fetch[T](ctx, c, pod, port, withToken(token, status.Path, nil))
 }
 
 // fetch sends a request to a pod through the API server and decodes the response.
@@ -317,14 +326,18 @@ func proxy(pods rest.Interface, pod corev1.Pod, port int32) (*rest.Request, int3
 	if pod.Status.Phase != corev1.PodRunning {
 		return nil, 0, fmt.Errorf("pod %s is %s%s", pod.Name, pod.Status.Phase, reasonOf(pod))
 	}
+	scheme := ""
 	for _, container := range pod.Spec.Containers {
 		for _, p := range container.Ports {
-			if p.Name == status.PortName {
+			switch p.Name {
+			case status.PortName:
+				scheme, port = "https:", p.ContainerPort
+			case status.PlainPortName: // --insecure-http, or a release before HTTPS
 				port = p.ContainerPort
 			}
 		}
 	}
-	return pods.Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").Name(fmt.Sprintf("%s:%d", pod.Name, port)), port, nil
+	return pods.Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").Name(fmt.Sprintf("%s%s:%d", scheme, pod.Name, port)), port, nil
 }
 
 // unanswered returns the error of a request to a pod, with the pod's message if it sent one.

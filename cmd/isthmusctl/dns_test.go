@@ -37,7 +37,6 @@ func withDNS() cluster {
 		server("coredns-1", "n1", "10.1.0.1", "coredns"), server("coredns-2", "n2", "10.1.0.2", "coredns"), server("other", "n2", "10.1.0.3", "other"),
 		server("nodelocal-1", "n1", "192.0.2.1", "node-local-dns"), // none on n2
 		service("kube-system", "kube-dns", "10.96.0.10"), service(ns, dnsService, "10.96.0.53"),
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.ObserverAccount}},
 	)
 	change(&w, func(p *corev1.Pod) {
 		if p.Namespace == ns {

@@ -33,7 +33,7 @@ import (
 
 const ns = "isthmus-system"
 
-// cluster is a fake cluster for a collector: objects, and the answers of pods on /status and, with a token, on other paths.
+// cluster is a fake cluster for a collector: objects, and the answers of pods to requests with a token.
 type cluster struct {
 	objects []client.Object
 	answers map[string]any // by pod:port, or pod:port/path
@@ -49,12 +49,12 @@ func (c cluster) collector(t *testing.T) *collector {
 		NegotiatedSerializer: scheme.Codecs.WithoutConversion(),
 		GroupVersion:         corev1.SchemeGroupVersion,
 		Client: restfake.CreateHTTPClient(func(r *http.Request) (*http.Response, error) {
-			name, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/namespaces/"+ns+"/pods/"), "/proxy")
+			name, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/namespaces/"+ns+"/pods/https:"), "/proxy")
+			if r.Header.Get(status.TokenHeader) == "" {
+				return &http.Response{StatusCode: http.StatusForbidden, Body: io.NopCloser(strings.NewReader(status.TokenHeader)), Header: http.Header{}}, nil
+			}
 			if path != status.Path {
 				name += path
-				if r.Header.Get(status.TokenHeader) == "" {
-					return &http.Response{StatusCode: http.StatusForbidden, Body: io.NopCloser(strings.NewReader(status.TokenHeader)), Header: http.Header{}}, nil
-				}
 			}
 			answer, ok := c.answers[name]
 			if stream, is := answer.(io.Reader); is {
@@ -108,6 +108,7 @@ func healthy() cluster {
 				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.AgentDaemonSet}, Spec: appsv1.DaemonSetSpec{Selector: selector("a")},
 				Status: appsv1.DaemonSetStatus{NumberReady: 2, UpdatedNumberScheduled: 2, DesiredNumberScheduled: 2},
 			},
+			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.ObserverAccount}},
 			pod("c-1", "n1", "c", corev1.PodRunning, 9471),
 			pod("a-2", "n2", "a", corev1.PodRunning, 19470), // a port that is not the default
 			pod("a-1", "n1", "a", corev1.PodRunning, 9470),
@@ -186,7 +187,7 @@ Not ready:
   broker: the controller does not reach https://broker: refused
   agents: 1 of 2 pods of DaemonSet isthmus-system/isthmus-agent are ready and current
   node n1: the dataplane has not applied the last snapshot: map is full
-  node n2: pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods a-2:19470)
+  node n2: pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods https:a-2:19470)
 `,
 		},
 		"the cluster's DNS was changed on one node": {

@@ -256,7 +256,7 @@ func (n *node) startAgent(t *testing.T, flags ...string) *agent {
 	if err := errors.Join(os.MkdirAll(folder, 0o700), os.WriteFile(filepath.Join(folder, "hello.yaml"), []byte(world()), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	args := append(n.where(), "--source=dir:"+folder, "--cluster-id=a", "--http-listen=127.0.0.1:9470", "--packet-path")
+	args := append(n.where(), "--source=dir:"+folder, "--cluster-id=a", "--http-listen=127.0.0.1:9470", "--insecure-http", "--packet-path")
 	for _, f := range families {
 		args = append(args, "--clusterset-ip-range="+f.vips)
 	}

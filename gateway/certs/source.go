@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// Files are the PEM files of a program: its certificate and key, and the certificates of trusted authorities.
+// Files are the PEM files of a program: its certificate and key, and the certificates of trusted authorities. Without CA, the
+// program trusts no client certificate.
 type Files struct{ Cert, Key, CA string }
 
 // Source provides the certificates of Files. Replaced files take effect with the next connection or request. If they
@@ -56,6 +57,9 @@ func read(f Files) (material, error) {
 	if err != nil {
 		return material{}, fmt.Errorf("%s, %s: %w", f.Cert, f.Key, err)
 	}
+	if f.CA == "" {
+		return material{own: own}, nil
+	}
 	ca, err := os.ReadFile(f.CA)
 	if err != nil {
 		return material{}, err
@@ -69,6 +73,9 @@ func read(f Files) (material, error) {
 
 func (s *Source) stat() (stamps [3]fileStamp, err error) {
 	for i, name := range []string{s.files.Cert, s.files.Key, s.files.CA} {
+		if name == "" {
+			continue
+		}
 		info, err := os.Stat(name)
 		if err != nil {
 			return stamps, err
@@ -101,8 +108,18 @@ func (s *Source) current() material {
 	return s.have
 }
 
-// Server returns the configuration of a listener that accepts only clients with a certificate of the authorities.
-func (s *Source) Server() *tls.Config {
+// Server returns the configuration of a listener that accepts only clients with a certificate of the authorities. Without
+// authorities it accepts all clients.
+func (s *Source) Server() *tls.Config { return s.server(tls.RequireAndVerifyClientCert) }
+
+// OpenServer returns the configuration of a listener that accepts clients without a certificate too. A certificate must be of
+// the authorities.
+func (s *Source) OpenServer() *tls.Config { return s.server(tls.VerifyClientCertIfGiven) }
+
+func (s *Source) server(auth tls.ClientAuthType) *tls.Config {
+	if s.files.CA == "" {
+		auth = tls.NoClientCert
+	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
@@ -110,7 +127,7 @@ func (s *Source) Server() *tls.Config {
 			return &tls.Config{
 				MinVersion:   tls.VersionTLS13,
 				Certificates: []tls.Certificate{m.own},
-				ClientAuth:   tls.RequireAndVerifyClientCert,
+				ClientAuth:   auth,
 				ClientCAs:    m.authorities,
 				// A resumed session would skip verification against changed authorities.
 				SessionTicketsDisabled: true,
@@ -137,16 +154,21 @@ func (s *Source) Client(server string) *tls.Config {
 // Verify checks that the other end of a connection has a currently valid certificate of an identity. The connection may
 // be older than the current authorities.
 func (s *Source) Verify(c *tls.ConnectionState, identity string) error {
+	if err := s.VerifyAny(c); err != nil {
+		return err
+	}
+	if cert := c.PeerCertificates[0]; !slices.Contains(cert.DNSNames, identity) {
+		return fmt.Errorf("the certificate is for %q, and must be for %q", cert.DNSNames, identity)
+	}
+	return nil
+}
+
+// VerifyAny is Verify for every identity.
+func (s *Source) VerifyAny(c *tls.ConnectionState) error {
 	if c == nil || len(c.PeerCertificates) == 0 {
 		return errors.New("there is no certificate")
 	}
 	cert := c.PeerCertificates[0]
 	_, err := cert.Verify(x509.VerifyOptions{Roots: s.current().authorities, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
-	if err != nil {
-		return err
-	}
-	if !slices.Contains(cert.DNSNames, identity) {
-		return fmt.Errorf("the certificate is for %q, and must be for %q", cert.DNSNames, identity)
-	}
-	return nil
+	return err
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -189,7 +190,15 @@ func (tb *Testbed) AgentStatus(ctx context.Context, member, node string) (AgentS
 	if err != nil {
 		return AgentStatus{}, err
 	}
-	body, err := client.CoreV1().Pods(Namespace).ProxyGet("http", agent.Name, "9470", "status", nil).DoRaw(ctx)
+	// As isthmusctl does: the API server keeps our own credentials to itself.
+	token, err := client.CoreV1().ServiceAccounts(Namespace).CreateToken(ctx, "isthmus-observer", &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{Audiences: []string{"isthmus-agent"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return AgentStatus{}, fmt.Errorf("ask the agent of %s: make a token: %w", node, err)
+	}
+	body, err := client.CoreV1().RESTClient().Get().Namespace(Namespace).Resource("pods").SubResource("proxy").Name("https:"+agent.Name+":9470").
+		Suffix("status").SetHeader("Isthmus-Token", token.Status.Token).DoRaw(ctx)
 	if err != nil {
 		return AgentStatus{}, fmt.Errorf("ask the agent of %s: %w: %s", node, err, body)
 	}

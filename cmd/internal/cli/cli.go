@@ -10,13 +10,12 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
@@ -24,10 +23,10 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-)
 
-// shutdownTimeout is the time that running requests have to finish when the process ends.
-const shutdownTimeout = 5 * time.Second
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver/reviews"
+)
 
 // Main runs a root command until it returns, or until SIGINT or SIGTERM cancels its context. It exits with 1 after an error.
 func Main(cmd *cobra.Command) {
@@ -89,41 +88,21 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// Routes returns the handlers of /metrics, /healthz and /readyz. A process is not ready while waiting returns reasons, which
-// /readyz lists.
-func Routes(waiting func() []string) *http.ServeMux {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		reasons := waiting()
-		if len(reasons) == 0 {
-			_, _ = io.WriteString(w, "ok\n")
-			return
-		}
-		w.WriteHeader(http.StatusServiceUnavailable)
-		for _, reason := range reasons {
-			_, _ = io.WriteString(w, reason+"\n")
-		}
-	})
-	return mux
-}
-
-// Serve answers HTTP requests until ctx is done.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: shutdownTimeout}
-	stopped := make(chan error, 1)
-	go func() {
-		<-ctx.Done()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-		defer cancel()
-		stopped <- server.Shutdown(ctx)
-	}()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+// NewServer returns the HTTP server of a controller, with its metrics and probes. It expects tokens for an audience. A process is
+// not ready while waiting returns reasons, which /readyz lists.
+func NewServer(l net.Listener, f httpserver.Flags, cluster *rest.Config, audience string, waiting func() []string, log *slog.Logger) (*httpserver.Server, error) {
+	config, err := f.Config(log)
+	if err != nil {
+		return nil, err
 	}
-	if err := <-stopped; err != nil {
-		return fmt.Errorf("finish http requests: %w", err)
+	access, err := reviews.New(cluster, audience)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	s := httpserver.New(httpserver.Config{Listener: l, TLS: config, Access: access, Open: f.Open(), Log: log})
+	own := prometheus.NewRegistry() // a process of a test has several servers
+	own.MustRegister(s.Metrics())
+	s.Handle("GET /metrics", promhttp.HandlerFor(prometheus.Gatherers{metrics.Registry, own}, promhttp.HandlerOpts{}))
+	s.Probe("/readyz", waiting)
+	return s, nil
 }

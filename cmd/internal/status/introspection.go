@@ -9,12 +9,18 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 )
 
-// Introspection needs a token of a ServiceAccount in the installation namespace, for TokenAudience alone, so that it is
-// useless elsewhere. It has a header of its own, because the API server removes Authorization when it proxies to a pod.
+// The status and introspection need a token of an account with the right to the path. isthmusctl sends one of ObserverAccount in the
+// installation namespace, for the audiences of our programs alone, so that it is useless elsewhere. It has a header of its own,
+// because the API server removes Authorization when it proxies to a pod.
 const (
 	TokenHeader     = "Isthmus-Token"
-	TokenAudience   = "isthmus-agent"
 	ObserverAccount = "isthmus-observer"
+
+	// TokenAudience is the audience of tokens for agents, ControllerAudience for controllers, and GatewayControllerAudience for
+	// gateway controllers.
+	TokenAudience             = "isthmus-agent"
+	ControllerAudience        = "isthmus-controller"
+	GatewayControllerAudience = "isthmus-gateway-controller"
 )
 
 const (

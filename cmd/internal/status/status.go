@@ -14,13 +14,15 @@ import (
 // Path is the path of the status, besides /healthz, /readyz and /metrics.
 const Path = "/status"
 
-// The default ports of the processes. In a pod, the port is named PortName.
+// The default ports of the processes. In a pod, the port is named PortName or PlainPortName.
 const (
 	AgentPort      = 9470
 	ControllerPort = v1alpha1.ControllerPort
 	// GatewayControllerPort is the port of isthmus-gateway-controller, which has no status.
 	GatewayControllerPort = 9472
-	PortName              = "http"
+	// PortName is the name of the port, and PlainPortName its name if it serves plain HTTP.
+	PortName      = "https"
+	PlainPortName = "http"
 )
 
 // Names of the workloads in the installation namespace, and the label on their pods.

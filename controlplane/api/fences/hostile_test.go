@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -215,6 +217,8 @@ func TestStolenController(t *testing.T) {
 		"its deletion":          {controller, remove(machines)},
 		"the status of exports": {controller, mergeStatus(exported, `{"status":{"conditions":[]}}`)},
 		"an event":              {controller, create(event())},
+		"a review of a token":   {controller, create(tokenReview())},
+		"a review of rights":    {controller, create(accessReview())},
 		"a property of a claim": {controller, create(&about.ClusterProperty{ObjectMeta: metav1.ObjectMeta{Name: "x.example.org", Labels: map[string]string{managedBy: federation.ManagedBy}}, Spec: about.ClusterPropertySpec{Value: "a"}})},
 		"a claim of a property": {controller, create(&federation.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{managedBy: isthmus.ManagedBy}}, Spec: federation.ClusterClaimSpec{Name: "x", Value: "y"}})},
 	})
@@ -269,8 +273,20 @@ func TestStolenGatewayController(t *testing.T) {
 		"writes addresses":      {gatewayCtl, mergeStatus(managed, `{"status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.1"}]}}}`)},
 		"its Lease":             {gatewayCtl, create(lease(system, "isthmus-gateway-controller"))},
 		"an event":              {gatewayCtl, create(event())},
+		"a review of a token":   {gatewayCtl, create(tokenReview())},
+		"a review of rights":    {gatewayCtl, create(accessReview())},
 		"a finalizer of a node": {gatewayCtl, merge(node, `{"metadata":{"finalizers":["gateway.isthmus.dev/address-pairs"]}}`)},
 	})
+}
+
+func tokenReview() client.Object {
+	return &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "none"}}
+}
+
+func accessReview() client.Object {
+	return &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: "someone", NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"},
+	}}
 }
 
 func balancedPlain(w *testbed) client.Object {

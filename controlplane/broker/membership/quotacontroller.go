@@ -56,6 +56,7 @@ func (b Broker) quotaController(ctx context.Context, c client.Client) error {
 		&corev1.ServiceAccount{ObjectMeta: meta},
 		&rbacv1.Role{ObjectMeta: meta, Rules: access.QuotaControllerRules()},
 		binding(b.Namespace, v1alpha1.QuotaController, v1alpha1.QuotaController, v1alpha1.QuotaController),
+		quotaReviews(b.Namespace),
 	}
 	switch b.QuotaController {
 	case "":
@@ -72,12 +73,21 @@ func (b Broker) quotaController(ctx context.Context, c client.Client) error {
 	return nil
 }
 
+// quotaReviews returns the right of the quota controller to review the tokens of requests for its metrics.
+func quotaReviews(namespace string) *rbacv1.ClusterRoleBinding {
+	return &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "isthmus." + namespace + ".quota-controller", Labels: admin.Ours()},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:auth-delegator"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: v1alpha1.QuotaController, Namespace: namespace}},
+	}
+}
+
 // removeQuotaController removes the Deployment and the rights, and the list, which no program would update any more: listed
 // members could never create an object again.
 func (b Broker) removeQuotaController(ctx context.Context, c client.Client) error {
 	meta := metav1.ObjectMeta{Namespace: b.Namespace, Name: v1alpha1.QuotaController}
 	for _, obj := range []client.Object{
-		&appsv1.Deployment{ObjectMeta: meta}, &rbacv1.RoleBinding{ObjectMeta: meta}, &rbacv1.Role{ObjectMeta: meta},
+		&appsv1.Deployment{ObjectMeta: meta}, &rbacv1.RoleBinding{ObjectMeta: meta}, &rbacv1.Role{ObjectMeta: meta}, quotaReviews(b.Namespace),
 		&corev1.ServiceAccount{ObjectMeta: meta}, &coordinationv1.Lease{ObjectMeta: meta},
 	} {
 		if err := admin.DeleteIfThere(ctx, c, obj, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
@@ -102,7 +112,7 @@ func (b Broker) removeQuotaController(ctx context.Context, c client.Client) erro
 func quotaDeployment(meta metav1.ObjectMeta, image string) *appsv1.Deployment {
 	selector := map[string]string{"app.kubernetes.io/name": v1alpha1.QuotaController}
 	probe := func(path string) *corev1.Probe {
-		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromString("http")}}}
+		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromString("https"), Scheme: corev1.URISchemeHTTPS}}}
 	}
 	healthy := probe("/healthz")
 	healthy.InitialDelaySeconds, healthy.FailureThreshold = 10, 6
@@ -122,7 +132,7 @@ func quotaDeployment(meta metav1.ObjectMeta, image string) *appsv1.Deployment {
 					Containers: []corev1.Container{{
 						Name: "quota-controller", Image: image,
 						Args:          []string{"--quota-controller", "--namespace=" + meta.Namespace},
-						Ports:         []corev1.ContainerPort{{Name: "http", ContainerPort: v1alpha1.ControllerPort}},
+						Ports:         []corev1.ContainerPort{{Name: "https", ContainerPort: v1alpha1.ControllerPort}},
 						LivenessProbe: healthy, ReadinessProbe: probe("/readyz"),
 						SecurityContext: &corev1.SecurityContext{
 							AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),

@@ -57,7 +57,7 @@ func (b *testbed) measureProcess(ctx context.Context, cfg agent.Config) (err err
 	http, dns := ports[0].String(), ports[1].String()
 	begin := time.Now()
 	cmd := exec.CommandContext(ctx, program, "--source=dir:"+folder, "--cgroup-root="+cfg.CgroupRoot, "--bpffs="+cfg.BPFFS,
-		"--clusterset-ip-range="+services.Range.String(), "--node-name=bench", "--http-listen="+http, "--dns-listen="+dns)
+		"--clusterset-ip-range="+services.Range.String(), "--node-name=bench", "--http-listen="+http, "--insecure-http", "--dns-listen="+dns)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	var said strings.Builder
 	cmd.Stdout, cmd.Stderr = &said, &said

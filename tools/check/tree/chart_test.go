@@ -445,6 +445,7 @@ func TestChartGateway(t *testing.T) {
 	want := map[string][]string{
 		"events": {"create", "patch", "create", "patch"}, "leases": {"create", "update"},
 		"services": {"patch"}, "services/status": {"patch"}, "gatewaynodes": {"patch"}, "gatewaynodes/status": {"patch"},
+		"tokenreviews": {"create"}, "subjectaccessreviews": {"create"},
 	}
 	if diff := cmp.Diff(want, may); diff != "" {
 		t.Errorf("rights to write (-want +have):\n%s", diff)

@@ -61,11 +61,12 @@ var Steps = []Step{
 		About:   "the roles of the controllers and the agent, from the markers beside the calls to the API",
 		Outputs: []string{"controlplane/rbac/*.yaml", "cmd/*/rbac/*.yaml", "gateway/controller/rbac/*.yaml"},
 		run: func(ctx context.Context, root string) error {
+			const reviews = "paths=./cmd/internal/httpserver/reviews" // of all programs that serve HTTP in a cluster
 			return errors.Join(
-				controllerGen(ctx, root, "rbac:roleName=isthmus-controller", "paths=./controlplane/...", "output:rbac:dir=controlplane/rbac"),
+				controllerGen(ctx, root, "rbac:roleName=isthmus-controller", "paths=./controlplane/...", reviews, "output:rbac:dir=controlplane/rbac"),
 				controllerGen(ctx, root, "rbac:roleName=isthmus-machines", "paths=./cmd/isthmus-controller/...", "output:rbac:dir=cmd/isthmus-controller/rbac"),
-				controllerGen(ctx, root, "rbac:roleName=isthmus-gateway-controller", "paths=./gateway/controller/...", "output:rbac:dir=gateway/controller/rbac"),
-				controllerGen(ctx, root, "rbac:roleName=isthmus-agent", "paths=./cmd/isthmus-agent/...", "output:rbac:dir=cmd/isthmus-agent/rbac"),
+				controllerGen(ctx, root, "rbac:roleName=isthmus-gateway-controller", "paths=./gateway/controller/...", reviews, "output:rbac:dir=gateway/controller/rbac"),
+				controllerGen(ctx, root, "rbac:roleName=isthmus-agent", "paths=./cmd/isthmus-agent/...", reviews, "output:rbac:dir=cmd/isthmus-agent/rbac"),
 			)
 		},
 	},

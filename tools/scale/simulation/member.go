@@ -87,7 +87,7 @@ func (m *member) start(ctx context.Context, path string, flags ...string) error 
 	if err := listener.Close(); err != nil {
 		return err
 	}
-	flags = append(flags, "--kubeconfig="+m.path("kubeconfig"), "--broker-kubeconfig="+m.path("broker.kubeconfig"), "--listen="+m.listen)
+	flags = append(flags, "--kubeconfig="+m.path("kubeconfig"), "--broker-kubeconfig="+m.path("broker.kubeconfig"), "--listen="+m.listen, "--insecure-http")
 	m.controller, err = process.Start(path, m.path("controller.log"), flags...)
 	return err
 }

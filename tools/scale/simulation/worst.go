@@ -67,7 +67,7 @@ func (w *ClusterSet) StartQuotaController(ctx context.Context) (stop func() erro
 		return nil, err
 	}
 	p, err := process.Start(w.cfg.Controller, m.path("quota-controller.log"),
-		"--quota-controller", "--namespace="+v1alpha1.DefaultBrokerNamespace, "--kubeconfig="+path, "--listen="+m.listen)
+		"--quota-controller", "--namespace="+v1alpha1.DefaultBrokerNamespace, "--kubeconfig="+path, "--listen="+m.listen, "--insecure-http")
 	if err != nil {
 		return nil, err
 	}

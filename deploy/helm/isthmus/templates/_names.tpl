@@ -42,3 +42,8 @@ seccompProfile: {type: {{ .seccompProfile | default "RuntimeDefault" }}}
 appArmorProfile: {type: {{ . }}}
 {{- end }}
 {{- end }}
+
+{{/* The scheme of /metrics, the status and the probes, which is also the name of their port. */}}
+{{- define "isthmus.http" -}}
+{{ ternary "http" "https" .Values.metrics.insecureHTTP }}
+{{- end }}
