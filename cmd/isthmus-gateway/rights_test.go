@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
@@ -52,7 +53,7 @@ func TestRights(t *testing.T) {
 				}), err)
 			}
 			client.Transport.(*http.Transport).DialContext = in
-			asks := &http.Client{Transport: &http.Transport{DialContext: in}}
+			asks := &http.Client{Transport: &http.Transport{DialContext: in, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 			t.Cleanup(asks.CloseIdleConnections)
 
 			t.Cleanup(func() { // keepalived outlives a gateway that crashes
@@ -78,7 +79,7 @@ func TestRights(t *testing.T) {
 				return g
 			}
 			g := begin()
-			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/healthz", 200)
+			awaitBy(t, asks, "https://"+cfg.HTTPListen+"/healthz", 200)
 
 			vip := netip.MustParseAddr("192.0.2.100")
 			body, err := json.Marshal(desired.NewRequest(1, desired.State{
@@ -101,12 +102,12 @@ func TestRights(t *testing.T) {
 			if answer.StatusCode != http.StatusOK {
 				t.Fatalf("%d %s\n%s", answer.StatusCode, why, g.said.String())
 			}
-			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/readyz", 200)
+			awaitBy(t, asks, "https://"+cfg.HTTPListen+"/readyz", 200)
 			// A restarted gateway compares everything with the machine before it is ready.
 			g.end(t, syscall.SIGHUP)
 			g = begin()
-			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/readyz", 200)
-			for want := "isthmus_gateway_announced_vips 1"; !strings.Contains(awaitBy(t, asks, "http://"+cfg.HTTPListen+"/metrics", 200), want); {
+			awaitBy(t, asks, "https://"+cfg.HTTPListen+"/readyz", 200)
+			for want := "isthmus_gateway_announced_vips 1"; !strings.Contains(awaitBy(t, asks, "https://"+cfg.HTTPListen+"/metrics", 200), want); {
 				if t.Context().Err() != nil {
 					t.Fatal(want)
 				}

@@ -227,7 +227,7 @@ func TestChartRights(t *testing.T) {
 				t.Errorf("controller pod: %+v", controller)
 			}
 			for _, r := range objects["ClusterRole isthmus-agent"].Rules {
-				if slices.Equal(r.Resources, []string{"tokenreviews"}) {
+				if slices.Equal(r.Resources, []string{"tokenreviews"}) || slices.Equal(r.Resources, []string{"subjectaccessreviews"}) {
 					continue // creating one asks a question
 				}
 				for _, verb := range r.Verbs {
@@ -449,6 +449,60 @@ func TestChartGateway(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, may); diff != "" {
 		t.Errorf("rights to write (-want +have):\n%s", diff)
+	}
+}
+
+// By default all programs serve HTTPS, kubelets probe it, and an account needs the right to /metrics. ServiceMonitors send the token of
+// Prometheus. Plain HTTP is a choice.
+func TestChartMetrics(t *testing.T) {
+	t.Parallel()
+	const programs = "gatewayController.enabled=true,gateway.enabled=true,gateway.cluster=east"
+	const monitors = "metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.labels.release=prometheus,metrics.readers[0].name=prometheus,metrics.readers[0].namespace=monitoring"
+	text := func(set string) string {
+		t.Helper()
+		out, stderr, err := helm(t, "template", "isthmus", "deploy/helm/isthmus", "--set", programs+","+set)
+		if err != nil {
+			t.Fatalf("helm template: %v\n%s", err, stderr)
+		}
+		return out
+	}
+	for name, c := range map[string]struct {
+		set      string
+		has, not []string
+	}{
+		"by default": {
+			"log.format=text",
+			[]string{"nonResourceURLs: [/metrics]", "name: isthmus-metrics-reader", "{name: https, containerPort: 9470}", "path: /readyz, port: https, scheme: HTTPS}"},
+			[]string{"insecure-http", "port: http,", "name: http,", "ServiceMonitor", "kind: Service\nmetadata:\n  name: isthmus-agent-metrics"},
+		},
+		"with the Operator": {
+			monitors,
+			[]string{
+				"kind: ServiceMonitor\nmetadata:\n  name: isthmus-agent", "name: isthmus-controller-metrics", "name: isthmus-gateway-controller-metrics", "release: prometheus",
+				"scheme: https", "bearerTokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token", "tlsConfig: {insecureSkipVerify: true}",
+				"{kind: ServiceAccount, name: prometheus, namespace: monitoring}",
+			}, []string{"insecure-http", "scheme: http\n"},
+		},
+		"plain HTTP": {
+			monitors + ",metrics.insecureHTTP=true",
+			[]string{"- --insecure-http", "{name: http, containerPort: 9471}", "path: /healthz, port: http, scheme: HTTP}", "scheme: http\n", "host: \"127.0.0.1\"}"},
+			[]string{"bearerTokenFile", "{name: https, containerPort: 9470}"},
+		},
+	} {
+		have := text(c.set)
+		for _, want := range c.has {
+			if !strings.Contains(have, want) {
+				t.Errorf("%s: the chart lacks %q", name, want)
+			}
+		}
+		for _, no := range c.not {
+			if strings.Contains(have, no) {
+				t.Errorf("%s: the chart has %q", name, no)
+			}
+		}
+	}
+	if n := strings.Count(text("metrics.insecureHTTP=true"), "- --insecure-http"); n != 3 {
+		t.Errorf("%d programs serve plain HTTP, want agent, controller and gateway controller", n)
 	}
 }
 
