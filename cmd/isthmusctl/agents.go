@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -54,17 +55,28 @@ func (c *collector) agentPods(ctx context.Context, nodes []string) ([]corev1.Pod
 // observerToken returns the token that agents and controllers require for their status and for introspection. It creates one for
 // all requests of a command.
 func (c *collector) observerToken(ctx context.Context) (string, error) {
-	c.askForToken.Do(func() { c.token, c.noToken = c.createToken(ctx) })
-	return c.token, c.noToken
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.tokenMade) < tokenLife/2 {
+		return c.token, nil
+	}
+	token, err := c.createToken(ctx)
+	if err != nil {
+		return "", err
+	}
+	c.token, c.tokenMade = token, time.Now()
+	return token, nil
 }
 
+// tokenLife is the lifetime of an observer's token, the minimum of the API server.
+const tokenLife = 10 * time.Minute
+
 func (c *collector) createToken(ctx context.Context) (string, error) {
-	const seconds = 600 // the minimum
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: status.ObserverAccount}}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		Audiences: []string{status.TokenAudience, status.ControllerAudience}, ExpirationSeconds: new(int64),
 	}}
-	*request.Spec.ExpirationSeconds = seconds
+	*request.Spec.ExpirationSeconds = int64(tokenLife.Seconds())
 	err := c.client.SubResource("token").Create(ctx, account, request)
 	if apierrors.IsNotFound(err) {
 		return "", fmt.Errorf("ServiceAccount %s/%s does not exist; upgrade Isthmus, see helm upgrade, or give its namespace with --namespace", c.namespace, status.ObserverAccount)

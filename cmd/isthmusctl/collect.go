@@ -63,9 +63,9 @@ type collector struct {
 	pods      rest.Interface
 	namespace string
 
-	askForToken sync.Once // guards what follows
-	token       string    // of the observer, for all questions of one command
-	noToken     error
+	mu        sync.Mutex // guards what follows
+	token     string     // of the observer, for all questions of one command
+	tokenMade time.Time
 }
 
 // collector returns a collector of the target's cluster, for the installation in namespace.

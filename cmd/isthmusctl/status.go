@@ -29,7 +29,10 @@ func statusCommand() *cobra.Command {
 		Long: `Show the state of Isthmus in a cluster: its membership, the controller and its broker, the agent of every
 node, and the exported and imported Services. The exit code is 0 if everything is ready, and 1 if not or if the
 API server does not answer. With --wait it waits until everything is ready, and fails after --timeout. A Service
-in conflict is shown, but does not make Isthmus unready.`,
+in conflict is shown, but does not make Isthmus unready.
+
+To ask the controller and the agents, the command needs the rights to reach pods through the API server (get
+pods/proxy) and to create a token of ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 		Example: `  isthmusctl status
   isthmusctl status --wait --timeout 5m
   isthmusctl status -o json`,

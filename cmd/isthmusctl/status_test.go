@@ -141,6 +141,28 @@ n2    yes    2/2    2          5         169.254.20.53:53  v1
 `
 )
 
+// Without the observer's account, the status says why no pod was asked. It tries again, because the account may be created meanwhile.
+func TestStatusWithoutObserver(t *testing.T) {
+	w := healthy()
+	remove[*corev1.ServiceAccount](&w)
+	c := w.collector(t)
+	r, err := c.collect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const why = "node n1: pod a-1 was not asked: ServiceAccount isthmus-system/isthmus-observer does not exist; upgrade Isthmus"
+	if !slices.ContainsFunc(r.Waiting, func(w string) bool { return strings.HasPrefix(w, why) }) || r.Ready {
+		t.Errorf("waits for %q, want %s", r.Waiting, why)
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.ObserverAccount}}
+	if err := c.client.Create(t.Context(), account); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = c.collect(t.Context()); err != nil || !r.Ready {
+		t.Errorf("with the account: %q, %v", r.Waiting, err)
+	}
+}
+
 func TestStatusText(t *testing.T) {
 	tests := map[string]struct {
 		change func(*cluster)

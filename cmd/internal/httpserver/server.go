@@ -148,6 +148,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           http.MaxBytesHandler(s, maxBody),
 		TLSConfig:         s.cfg.TLS,
+		Protocols:         new(http.Protocols), // without HTTP/2, one connection carries one request at a time
 		ReadHeaderTimeout: s.timeouts.header,
 		ReadTimeout:       s.timeouts.read,
 		WriteTimeout:      s.timeouts.write,
@@ -162,6 +163,7 @@ func (s *Server) Serve(ctx context.Context) error {
 			return context.WithValue(ctx, connKey{}, c)
 		},
 	}
+	server.Protocols.SetHTTP1(true)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)

@@ -359,3 +359,16 @@ func mustAddrPort(t *testing.T, text string) netip.AddrPort {
 	}
 	return at
 }
+
+// HTTP/2 is not spoken, not even with a client that speaks nothing else: one connection carries one request at a time.
+func TestNoHTTP2(t *testing.T) {
+	_, at := serve(t, func(*Server) {})
+	c, err := tls.Dial("tcp", at, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	if err == nil {
+		t.Errorf("the server speaks %q", c.ConnectionState().NegotiatedProtocol)
+		c.Close()
+	}
+	if c := code(t, clientAt("127.0.0.1"), "https://"+at+"/healthz"); c != http.StatusOK {
+		t.Errorf("HTTP/1.1 gets %d", c)
+	}
+}

@@ -66,8 +66,7 @@ func (f Flags) Config(log *slog.Logger) (*tls.Config, error) {
 	if _, err := own.certificate(nil); err != nil {
 		return nil, err
 	}
-	// Without HTTP/2, one connection carries one request at a time.
-	return &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: own.certificate, NextProtos: []string{"http/1.1"}}, nil
+	return &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: own.certificate}, nil
 }
 
 // Lifetime of a self-signed certificate, and how much of it is left when the next one replaces it.

@@ -19,6 +19,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -306,6 +307,10 @@ func (w *testbed) attempts(t *testing.T, good string) {
 		if code, body, err := w.do(from("127.0.0.3"), r); code != http.StatusOK || body != "secret" {
 			t.Errorf("%s gets %d %s, %v", name, code, body, err)
 		}
+	}
+	stolen := kubernetes.NewForConfigOrDie(&rest.Config{Host: w.config.Host, BearerToken: seen, TLSClientConfig: rest.TLSClientConfig{CAData: w.config.CAData}})
+	if _, err := stolen.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+		t.Errorf("the API server answers an observer's token with %v", err)
 	}
 	c := from("127.0.0.4")
 	c.Transport.(*http.Transport).TLSClientConfig.MaxVersion = tls.VersionTLS12
