@@ -88,6 +88,13 @@ func TestStart(t *testing.T) {
 	if code, body := get(s.listen, "/healthz"); code != http.StatusOK {
 		t.Errorf("it is not healthy while the broker is away: %d %s", code, body)
 	}
+	for path, administrator := range map[string]string{status.Path: token, "/metrics": token} {
+		token = ""
+		if code, body := get(s.listen, path); code != http.StatusUnauthorized {
+			t.Errorf("without a token %s answers %d %s", path, code, body)
+		}
+		token = administrator
+	}
 	var current status.Controller
 	var body string
 	await(t, ended, func() bool {

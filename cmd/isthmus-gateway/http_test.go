@@ -12,8 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab"
@@ -115,5 +117,40 @@ func TestXDPIsCounted(t *testing.T) {
 		if err := b.Close(t.Context(), false); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// The metrics have the refusals of both listeners.
+func TestRefusalsOfListeners(t *testing.T) {
+	cfg := *defaults()
+	cfg.Listen, cfg.HTTPListen = "127.0.0.1:0", "127.0.0.1:0"
+	endpoint, status, err := listen(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer endpoint.Close()
+	defer status.Close()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(endpoint, httpserver.Limit(status, httpserver.DefaultLimits))
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]int{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "listener" {
+					seen[f.GetName()+" "+l.GetValue()]++
+				}
+			}
+		}
+	}
+	want := map[string]int{
+		"isthmus_http_connections agent": 1, "isthmus_http_connections http": 1,
+		"isthmus_http_refused_total agent": len(httpserver.Reasons()), "isthmus_http_refused_total http": len(httpserver.Reasons()),
+	}
+	if diff := cmp.Diff(want, seen); diff != "" {
+		t.Errorf("metrics (-want +have):\n%s", diff)
 	}
 }

@@ -177,7 +177,7 @@ func (g *gateway) serve(ctx context.Context, leave func() error) error {
 		return nil
 	})
 	group.Go(func() error { return g.agent.Serve(serving, endpoint, g.certs, g.cfg.Controller) })
-	group.Go(func() error { return g.httpServer(status, metricsOf(g.balancer)...).Serve(serving) })
+	group.Go(func() error { return g.httpServer(status, append(metricsOf(g.balancer), endpoint)...).Serve(serving) })
 	group.Go(func() error {
 		defer end()
 		running, stop := context.WithCancel(ctx)
@@ -202,16 +202,17 @@ func (g *gateway) close(ctx context.Context, drain bool) error {
 
 // endpointLimits are those of the address for the controller and the peers. A client proves its identity after it connected, so
 // strangers are bounded by source.
-var endpointLimits = httpserver.Limits{Total: 1024, PerSource: 64}
+var endpointLimits = httpserver.Limits{Name: "agent", Total: 1024, PerSource: 64}
 
 // listen opens both addresses of a gateway.
-func listen(ctx context.Context, cfg Config) (endpoint, status net.Listener, err error) {
+func listen(ctx context.Context, cfg Config) (endpoint *httpserver.Listener, status net.Listener, err error) {
 	var config net.ListenConfig
-	if endpoint, err = config.Listen(ctx, "tcp", cfg.Listen); err != nil {
+	l, err := config.Listen(ctx, "tcp", cfg.Listen)
+	if err != nil {
 		return nil, nil, fmt.Errorf("--listen: %w", err)
 	}
 	if status, err = config.Listen(ctx, "tcp", cfg.HTTPListen); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("--http-listen: %w", err), endpoint.Close())
+		return nil, nil, errors.Join(fmt.Errorf("--http-listen: %w", err), l.Close())
 	}
-	return httpserver.Limit(endpoint, endpointLimits), status, nil
+	return httpserver.Limit(l, endpointLimits), status, nil
 }

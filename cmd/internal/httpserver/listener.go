@@ -10,14 +10,15 @@ import (
 
 // Limits bound the connections of a listener.
 type Limits struct {
-	Total     int // connections at a time
-	PerSource int // of one source
+	Name      string // of the listener, in metrics
+	Total     int    // connections at a time
+	PerSource int    // of one source
 	// Evict makes room for a new connection at Total: the oldest connection without access is closed. Without it, the new one is.
 	Evict bool
 }
 
 // DefaultLimits are those of a Server.
-var DefaultLimits = Limits{Total: 256, PerSource: 32, Evict: true}
+var DefaultLimits = Limits{Name: "http", Total: 256, PerSource: 32, Evict: true}
 
 // Listener accepts connections within Limits. It closes others at once, and counts them in Refused.
 type Listener struct {

@@ -49,21 +49,25 @@ func (r *Refusals) add(reason string) { r.by[reason].Add(1) }
 // Count returns how many were refused for a reason.
 func (r *Refusals) Count(reason string) uint64 { return r.by[reason].Load() }
 
-var (
-	metricRefused     = prometheus.NewDesc("isthmus_http_refused_total", "Requests and connections refused, by reason.", []string{"reason"}, nil)
-	metricConnections = prometheus.NewDesc("isthmus_http_connections", "Open connections to the address of the metrics.", nil, nil)
-)
+func (l *Listener) metricRefused() *prometheus.Desc {
+	return prometheus.NewDesc("isthmus_http_refused_total", "Requests and connections refused, by reason.", []string{"reason"}, prometheus.Labels{"listener": l.limits.Name})
+}
+
+func (l *Listener) metricConnections() *prometheus.Desc {
+	return prometheus.NewDesc("isthmus_http_connections", "Open connections.", nil, prometheus.Labels{"listener": l.limits.Name})
+}
 
 // Describe implements prometheus.Collector.
 func (l *Listener) Describe(ch chan<- *prometheus.Desc) {
-	ch <- metricRefused
-	ch <- metricConnections
+	ch <- l.metricRefused()
+	ch <- l.metricConnections()
 }
 
 // Collect implements prometheus.Collector.
 func (l *Listener) Collect(ch chan<- prometheus.Metric) {
+	refused := l.metricRefused()
 	for _, reason := range Reasons() {
-		ch <- prometheus.MustNewConstMetric(metricRefused, prometheus.CounterValue, float64(l.Refused.Count(reason)), reason)
+		ch <- prometheus.MustNewConstMetric(refused, prometheus.CounterValue, float64(l.Refused.Count(reason)), reason)
 	}
-	ch <- prometheus.MustNewConstMetric(metricConnections, prometheus.GaugeValue, float64(l.Open()))
+	ch <- prometheus.MustNewConstMetric(l.metricConnections(), prometheus.GaugeValue, float64(l.Open()))
 }

@@ -92,7 +92,7 @@ func newTestbed(t testing.TB) *testbed {
 	everything := []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}}}
 	most := []rbacv1.PolicyRule{{APIGroups: []string{
 		"", "discovery.k8s.io", "multicluster.x-k8s.io", "networking.k8s.io", "coordination.k8s.io", "events.k8s.io", "apps", "about.k8s.io",
-		"federation.isthmus.dev", "gateway.isthmus.dev", "rbac.authorization.k8s.io",
+		"federation.isthmus.dev", "gateway.isthmus.dev", "rbac.authorization.k8s.io", "authentication.k8s.io", "authorization.k8s.io",
 	}, Resources: []string{"*"}, Verbs: []string{"*"}}, {APIGroups: []string{"isthmus.dev"}, Resources: []string{"members", "members/status", "nodereports"}, Verbs: []string{"*"}}}
 	users := map[string][]rbacv1.PolicyRule{operator: everything}
 	for _, u := range []string{controller, gatewayCtl, supervisor, member, collector, slicer} {

@@ -41,7 +41,9 @@ type testbed struct {
 	url    string
 }
 
-func newTestbed(t *testing.T) *testbed {
+func newTestbed(t *testing.T) *testbed { return newTestbedAt(t, "127.0.0.1") }
+
+func newTestbedAt(t *testing.T, address string) *testbed {
 	config := apitest.StartEmpty(t)
 	w := &testbed{t: t, admin: kubernetes.NewForConfigOrDie(config), config: config}
 	if _, err := w.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
@@ -61,7 +63,7 @@ func newTestbed(t *testing.T) *testbed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -394,6 +396,57 @@ func (w *testbed) slowClients(t *testing.T) {
 // count returns how many requests and connections were refused for a reason.
 func (w *testbed) count(reason string) uint64 {
 	return w.server.Metrics().(*httpserver.Listener).Refused.Count(reason)
+}
+
+// The API server forwards the observer's token to a pod that serves HTTPS, and keeps the user's own. That is how isthmusctl asks.
+func TestThroughAPIServer(t *testing.T) {
+	address := ownAddress(t)
+	w := newTestbedAt(t, address)
+	host, port, err := net.SplitHostPort(strings.TrimPrefix(w.url, "https://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := w.admin.CoreV1().Pods(namespace)
+	pod, err := pods.Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "agent"}, Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: host, PodIPs: []corev1.PodIP{{IP: host}}}
+	if _, err := pods.UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	get := func(token string) (string, error) {
+		body, err := w.admin.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods").SubResource("proxy").Name("https:agent:"+port).
+			Suffix("/status").SetHeader(status.TokenHeader, token).DoRaw(t.Context())
+		return string(body), err
+	}
+	if body, err := get(w.token(status.ObserverAccount, status.TokenAudience, status.ControllerAudience)); err != nil || body != "secret" {
+		t.Errorf("with the observer's token: %s, %v", body, err)
+	}
+	if body, err := get(w.token("tenant", status.TokenAudience)); !apierrors.IsForbidden(err) {
+		t.Errorf("with a tenant's token: %s, %v", body, err)
+	}
+	if body, err := get(""); !apierrors.IsUnauthorized(err) { // although an administrator asks
+		t.Errorf("without a token: %s, %v", body, err)
+	}
+}
+
+// ownAddress returns an address of this machine that an API server accepts as a pod's. No packet to it leaves the machine.
+func ownAddress(t *testing.T) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
+			return n.IP.String()
+		}
+	}
+	t.Skip("needs a machine with an address besides loopback: an API server forwards to no other")
+	return ""
 }
 
 // Decisions are cached: an account that loses its right loses access soon, and one that had access keeps it while the API server is
