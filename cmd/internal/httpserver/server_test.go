@@ -182,7 +182,8 @@ func TestSlowClients(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if err := errors.Join(send(c), c.SetReadDeadline(time.Now().Add(20*time.Second))); err != nil {
+		_ = send(c) // fails if the server was faster
+		if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -193,9 +194,10 @@ func TestSlowClients(t *testing.T) {
 
 // A stream outlives the timeouts of requests, and ends with the server.
 func TestStream(t *testing.T) {
+	const short = 300 * time.Millisecond
 	tick, gone := make(chan struct{}), make(chan struct{})
 	_, at := serve(t, func(s *Server) {
-		s.timeouts = timeouts{header: 100 * time.Millisecond, read: 100 * time.Millisecond, write: 100 * time.Millisecond, idle: time.Second}
+		s.timeouts = timeouts{header: short, read: short, write: short, idle: time.Second}
 		s.Handle("GET /stream", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			defer close(gone)
 			extend := Stream(w)
@@ -219,6 +221,9 @@ func TestStream(t *testing.T) {
 	}
 	r.Header.Set("Password", "good")
 	resp, err := LocalClient().Do(r)
+	for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); { // on a busy machine the handshake takes too long
+		resp, err = LocalClient().Do(r)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +233,7 @@ func TestStream(t *testing.T) {
 		if !lines.Scan() || lines.Text() != "line" {
 			t.Fatalf("line %d: %q, %v", i, lines.Text(), lines.Err())
 		}
-		<-time.After(150 * time.Millisecond) // longer than each timeout
+		<-time.After(short + short/2)
 		select {
 		case tick <- struct{}{}:
 		case <-gone:
