@@ -256,6 +256,11 @@ func (s *Server) As(user string) *rest.Config {
 // Address is the host and port of the server.
 func (s *Server) Address() string { return strings.TrimPrefix(s.host, "https://") }
 
+// ServiceAccountKey returns the key that signs tokens of ServiceAccounts, as PEM.
+func (s *Server) ServiceAccountKey() ([]byte, error) {
+	return os.ReadFile(s.path(pki.ServiceAccountKey))
+}
+
 // EtcdURL is where etcd serves its API.
 func (s *Server) EtcdURL() string { return s.etcdURL }
 

@@ -238,6 +238,12 @@ func (s *session) Restart(away time.Duration, _ *struct{}) error {
 // Wipe gives the server an empty database with the kinds of Isthmus.
 func (s *session) Wipe(_ struct{}, _ *struct{}) error { return s.server.wipe(context.Background()) }
 
+// ServiceAccountKey returns the key that signs tokens of ServiceAccounts, as PEM.
+func (s *session) ServiceAccountKey(_ struct{}, key *[]byte) (err error) {
+	*key, err = s.server.ServiceAccountKey()
+	return err
+}
+
 // Loan is a borrowed API server. Its methods are called by one goroutine at a time.
 type Loan struct {
 	client *rpc.Client
@@ -261,6 +267,12 @@ func Borrow(ctx context.Context, socket string, cidrs []netip.Prefix) (*Loan, er
 // Config returns an administrator's configuration, which the caller may change.
 func (l *Loan) Config() *rest.Config {
 	return &rest.Config{Host: l.access.Host, BearerToken: l.access.Token, TLSClientConfig: rest.TLSClientConfig{CAData: l.access.CA}, QPS: -1}
+}
+
+// ServiceAccountKey returns the key that signs tokens of ServiceAccounts, as PEM.
+func (l *Loan) ServiceAccountKey() (key []byte, err error) {
+	err = l.client.Call(service+".ServiceAccountKey", struct{}{}, &key)
+	return key, err
 }
 
 // Restart kills the API server, waits for a while, starts it again and waits until it is ready. Its etcd keeps running.
