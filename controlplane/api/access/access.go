@@ -27,6 +27,52 @@ func MemberBrokerRules() []rbacv1.PolicyRule {
 	}
 }
 
+// MemberTokenRules returns the rules of the Role with which member id requests tokens of its own account, and deletes the
+// Secrets of its former tokens that do not expire. The caller owns the result.
+func MemberTokenRules(id string, former ...string) []rbacv1.PolicyRule {
+	rules := []rbacv1.PolicyRule{tokenRule(id)}
+	if len(former) > 0 {
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: former, Verbs: []string{"delete"}})
+	}
+	return rules
+}
+
+// tokenRule permits requests for tokens of member id.
+func tokenRule(id string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"}, ResourceNames: []string{v1alpha1.MemberAccount(id)}, Verbs: []string{"create"}}
+}
+
+// InvitationRules returns the rules of an invitation for member id: it reads what a registration needs, writes that of id,
+// requests a token of id's account, and deletes itself. The policies restrict the registration, and creations to id. The caller
+// owns the result. It must cover every request of membership.Join with an invitation.
+func InvitationRules(id string) []rbacv1.PolicyRule {
+	group := []string{v1alpha1.GroupVersion.Group}
+	return []rbacv1.PolicyRule{
+		{APIGroups: group, Resources: []string{"clustersetconfigs"}, ResourceNames: []string{v1alpha1.ClusterSetConfigName}, Verbs: []string{"get"}},
+		{APIGroups: group, Resources: []string{"members"}, Verbs: []string{"list", "create"}},
+		{APIGroups: group, Resources: []string{"members"}, ResourceNames: []string{id}, Verbs: []string{"patch"}},
+		tokenRule(id),
+		{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{v1alpha1.InvitationAccount(id)}, Verbs: []string{"delete"}},
+	}
+}
+
+// JoinRules returns the rules of the account isthmus-join, which admits new clusters with any id. It reads no Secret. The
+// policies let it create objects of new members alone, and request tokens only of clusters that are no members yet. memberRole
+// is the Role that it may bind. The caller owns the result. It must cover every request of membership.Join with a broker-info
+// file.
+func JoinRules(memberRole string) []rbacv1.PolicyRule {
+	group, create := []string{v1alpha1.GroupVersion.Group}, []string{"create"}
+	return []rbacv1.PolicyRule{
+		{APIGroups: group, Resources: []string{"clustersetconfigs"}, ResourceNames: []string{v1alpha1.ClusterSetConfigName}, Verbs: []string{"get", "update", "patch"}},
+		{APIGroups: group, Resources: []string{"members"}, Verbs: []string{"list", "create", "patch"}},
+		{APIGroups: []string{"multicluster.x-k8s.io"}, Resources: []string{"serviceimports"}, Verbs: []string{"list"}},
+		{APIGroups: []string{""}, Resources: []string{"serviceaccounts", "serviceaccounts/token", "secrets", "configmaps"}, Verbs: create},
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{v1alpha1.ClusterSetIPConfigMap}, Verbs: []string{"get", "update"}},
+		{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"roles", "rolebindings"}, Verbs: create},
+		{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"roles"}, ResourceNames: []string{memberRole}, Verbs: []string{"bind"}},
+	}
+}
+
 // QuotaControllerRules returns the rules of the quota controller's Role in the broker's namespace. It reads and deletes what
 // members write there, but creates and changes none of it; it writes the status of the ClusterSetConfig, its Lease and events.
 //

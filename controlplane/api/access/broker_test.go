@@ -78,7 +78,7 @@ func newBroker(t testing.TB) *broker {
 	b.write(&rbacv1.Role{ObjectMeta: b.meta("member"), Rules: access.MemberBrokerRules()})
 	for id, cidrs := range blocks {
 		config.Spec.Members = append(config.Spec.Members, isthmus.MemberBlocks{ClusterID: id, ClusterSetIPCIDR: cidrs})
-		b.write(&isthmus.Member{ObjectMeta: b.meta(id), Spec: isthmus.MemberSpec{ClusterID: id, ClusterSetID: "test", ClusterSetIPCIDR: cidrs, JoinTime: metav1.Now()}})
+		b.write(b.registration(id, cidrs))
 		b.account(id)
 	}
 	b.write(config)
@@ -99,6 +99,17 @@ func newBroker(t testing.TB) *broker {
 	}
 	b.awaitPolicies()
 	return b
+}
+
+// registration returns the Member of id, as join writes it.
+func (b *broker) registration(id string, blocks []string) *isthmus.Member {
+	m := &isthmus.Member{ObjectMeta: b.meta(id), Spec: isthmus.MemberSpec{ClusterID: id, ClusterSetID: "test", ClusterSetIPCIDR: blocks, JoinTime: metav1.Now()}}
+	m.Labels = map[string]string{isthmus.LabelCluster: id}
+	m.Annotations = map[string]string{"isthmus.dev/cluster-uid": "uid of " + id}
+	if id == "a" {
+		m.Spec.PodCIDRs = []string{"10.77.0.0/16"}
+	}
+	return m
 }
 
 // account gives member id its account and rights.

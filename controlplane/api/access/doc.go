@@ -26,6 +26,16 @@
 //	quotas          against filling the broker: a member that the status of the ClusterSetConfig lists creates
 //	                no more objects of that kind; the quota controller writes that list
 //	clustersetips   against taking addresses of others: a ClusterSetIP comes from the caller's own block
+//	tokens          against keeping access: a member requests tokens of its own account only, bound to the
+//	                Secret that the ClusterSetConfig names, which isthmusctl rotate and revoke delete
+//
+// Three further policies restrict the accounts that register clusters ([InvitationRules], [JoinRules]):
+//
+//	registrations   an invitation writes the Member of its cluster, isthmus-join a new one; blocks and settings
+//	                are those of the ClusterSetConfig, and the time of joining is now
+//	registered      a cluster that joins again adds no address of another member, and isthmus-join requests
+//	                no token of a present member
+//	joins           isthmus-join creates only objects of a new member, and adds only that to the ClusterSetConfig
 //
 // All policies refuse owner references and finalizers, with which the garbage collector or a hanging delete would act for
 // the member; other labels, on which other controllers would act; and kube-* namespaces.
@@ -35,7 +45,7 @@
 //
 // The policies ignore type and the like of an aggregate, which members ignore, too; a member's claims about itself,
 // which importers check against its registration; and, without the quota controller, the number of objects. They do not apply
-// to the account that registers members, nor to that of the quota controller ([QuotaControllerRules]).
+// to the account of the quota controller ([QuotaControllerRules]).
 //
 // The policies need Kubernetes 1.31: they are stable since 1.30, and CEL has IP addresses since 1.31. Refusals are 403
 // Forbidden, and name the wrong field and the right value.

@@ -48,8 +48,8 @@ func policiesOf(t testing.TB, namespace string) ([]*admissionv1.ValidatingAdmiss
 func TestPoliciesFailClosed(t *testing.T) {
 	t.Parallel()
 	policies, bindings := policiesOf(t, "here")
-	if len(policies) != 7 {
-		t.Errorf("%d policies, want 7", len(policies))
+	if len(policies) != 11 {
+		t.Errorf("%d policies, want 11", len(policies))
 	}
 	for _, p := range policies {
 		if *p.Spec.FailurePolicy != admissionv1.Fail {

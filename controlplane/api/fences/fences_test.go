@@ -365,7 +365,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// The roles of our accounts name no Secret of the installation namespace, and no account lists Secrets.
+// The roles of our accounts read no Secret. The controller may patch that with its token for the broker, and nothing else.
 func TestRolesReadNoSecrets(t *testing.T) {
 	roles, err := filepath.Glob("../../../deploy/helm/isthmus/files/*-role.yaml")
 	if err != nil || len(roles) < 4 {
@@ -382,6 +382,10 @@ func TestRolesReadNoSecrets(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, rule := range role.Rules {
+				token := slices.Equal(rule.Resources, []string{"secrets"}) && slices.Equal(rule.Verbs, []string{"patch"}) && slices.Equal(rule.ResourceNames, []string{"isthmus-broker"})
+				if token && role.Kind == "Role" && role.Name == "isthmus-controller" {
+					continue
+				}
 				if slices.Contains(rule.Resources, "secrets") || slices.Contains(rule.Resources, "*") {
 					t.Errorf("%s: %s %s may %v %v", filepath.Base(path), role.Kind, role.Name, rule.Verbs, rule.Resources)
 				}

@@ -148,7 +148,12 @@ func TestStolenController(t *testing.T) {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "fences"}}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "fences"}}
 	stripped := slice("stripped", annotations(isthmus.AnnotationChangedAt, "1")) // an administrator removed its label
-	for _, o := range []client.Object{foreignImport, foreignSlice, victim, ours, stripped, machines, exported, id, claim, secret, account} {
+	own := &corev1.Secret{                                                       // with the token for the broker
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: isthmus.BrokerSecret},
+		Data:       map[string][]byte{isthmus.BrokerSecretKubeconfig: []byte("k"), isthmus.BrokerSecretToken: []byte("t")},
+	}
+	elsewhere := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: isthmus.BrokerSecret}}
+	for _, o := range []client.Object{foreignImport, foreignSlice, victim, ours, stripped, machines, exported, id, claim, secret, own, elsewhere, account} {
 		w.put(o)
 	}
 	selecting := service("x", labels(managedBy, federation.ManagedByMachines))
@@ -195,7 +200,14 @@ func TestStolenController(t *testing.T) {
 		"an administrator's claim": {do: merge(claim, `{"spec":{"value":"b"}}`), because: "only creates ClusterClaims"},
 		"a claim without a label":  {do: create(&federation.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: federation.ClusterClaimSpec{Name: "x", Value: "y"}}), because: "only creates ClusterClaims"},
 		"a Federation":             {do: create(&federation.Federation{ObjectMeta: metav1.ObjectMeta{Name: federation.FederationName}, Spec: federation.FederationSpec{ClusterSet: "evil"}}), because: "may not write federation.isthmus.dev/federations"},
-		"a Secret":                 {do: merge(secret, `{"stringData":{"a":"b"}}`), because: "may not write /secrets"},
+		"a Secret":                 {do: merge(secret, `{"stringData":{"token":"b"}}`), because: "changes only the token of Secret isthmus-system/isthmus-broker"},
+		"a Secret of a tenant":     {do: merge(elsewhere, `{"stringData":{"token":"b"}}`), because: "changes only the token of Secret"},
+		"another broker":           {do: merge(own, `{"stringData":{"kubeconfig":"b"}}`), because: "changes only the token of Secret"},
+		"no broker":                {do: merge(own, `{"data":{"kubeconfig":null}}`), because: "changes only the token of Secret"},
+		"a key of others":          {do: merge(own, `{"stringData":{"a":"b"}}`), because: "changes only the token of Secret"},
+		"a label of its Secret":    {do: merge(own, `{"metadata":{"labels":{"a":"b"}}}`), because: "changes only the token of Secret"},
+		"its Secret, deleted":      {do: remove(own), because: "may not write /secrets"},
+		"another Secret":           {do: create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "x"}}), because: "may not write /secrets"},
 		"a ConfigMap":              {do: create(configMap("x")), because: "may not write /configmaps"},
 		"a pod":                    {do: create(pod()), because: "may not write /pods"},
 		"a Deployment":             {do: create(deployment()), because: "may not write apps/deployments"},
@@ -219,6 +231,8 @@ func TestStolenController(t *testing.T) {
 		"an event":              {controller, create(event())},
 		"a review of a token":   {controller, create(tokenReview())},
 		"a review of rights":    {controller, create(accessReview())},
+		"its token":             {controller, merge(own, `{"stringData":{"token":"new","replaced":"member-a-token"}}`)},
+		"the former token":      {controller, merge(own, `{"data":{"replaced":null}}`)},
 		"a property of a claim": {controller, create(&about.ClusterProperty{ObjectMeta: metav1.ObjectMeta{Name: "x.example.org", Labels: map[string]string{managedBy: federation.ManagedBy}}, Spec: about.ClusterPropertySpec{Value: "a"}})},
 		"a claim of a property": {controller, create(&federation.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{managedBy: isthmus.ManagedBy}}, Spec: federation.ClusterClaimSpec{Name: "x", Value: "y"}})},
 	})

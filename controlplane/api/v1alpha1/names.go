@@ -1,5 +1,7 @@
 package v1alpha1
 
+import "time"
+
 // Labels and annotations of objects that Isthmus writes.
 const (
 	// LabelCluster carries the id of the member that owns an object on the broker.
@@ -47,6 +49,36 @@ const (
 // MemberAccount returns the name of member id's ServiceAccount on the broker.
 func MemberAccount(id string) string { return "member-" + id }
 
+// MemberTokens returns the name of the Role, and of its binding, that lets member id request tokens of its own account.
+func MemberTokens(id string) string { return MemberAccount(id) + "-token" }
+
+// InvitationAccount returns the name of the ServiceAccount, the Role and the binding of an invitation for member id.
+func InvitationAccount(id string) string { return "isthmus-invitation-" + id }
+
+// JoinAccount is the ServiceAccount of a broker-info file, which admits new clusters with any id.
+const JoinAccount = "isthmus-join"
+
+// DefaultCredentialLifetime is the default lifetime of a member's token.
+const DefaultCredentialLifetime = 7 * 24 * time.Hour
+
+// CredentialLifetime returns the lifetime of members' tokens.
+func (s ClusterSetConfigSpec) CredentialLifetime() time.Duration {
+	if s.CredentialLifetimeSeconds > 0 {
+		return time.Duration(s.CredentialLifetimeSeconds) * time.Second
+	}
+	return DefaultCredentialLifetime
+}
+
+// Credential returns the name of the Secret to which the tokens of member id are bound, "" without one.
+func (s ClusterSetConfigSpec) Credential(id string) string {
+	for _, m := range s.Members {
+		if m.ClusterID == id {
+			return m.Credential
+		}
+	}
+	return ""
+}
+
 // MemberLease returns the name of the Lease on the broker that member id renews while it is live.
 func MemberLease(id string) string { return "member-" + id }
 
@@ -63,6 +95,9 @@ const (
 	BrokerSecretKubeconfig = "kubeconfig"
 	// BrokerSecretToken is the key of that token.
 	BrokerSecretToken = "token"
+	// BrokerSecretReplaced is the key of the name of a Secret on the broker with the member's former token, which does not expire.
+	// The controller deletes that Secret when it uses its own token.
+	BrokerSecretReplaced = "replaced"
 	// ClusterSetIPConfigMap is the ConfigMap on the broker with the ClusterSet's settings and blocks in Submariner's format.
 	ClusterSetIPConfigMap = "isthmus-clusterset-ip"
 )

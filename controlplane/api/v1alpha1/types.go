@@ -74,6 +74,11 @@ type ClusterSetConfigSpec struct {
 	// +listType=map
 	// +listMapKey=clusterID
 	Members []MemberBlocks `json:"members,omitempty"`
+	// CredentialLifetimeSeconds bounds the lifetime of a member's token, which its controller renews when half of it has passed.
+	// Without it a token lives for 7 days. The API server may grant less.
+	// +kubebuilder:validation:Minimum=600
+	// +kubebuilder:validation:Maximum=31536000
+	CredentialLifetimeSeconds int64 `json:"credentialLifetimeSeconds,omitempty"`
 	// Quotas bound what the other members import from each member. Without it every limit has its default.
 	Quotas *Quotas `json:"quotas,omitempty"`
 	// Settings are the initial settings of new members.
@@ -136,6 +141,10 @@ type MemberBlocks struct {
 	ClusterID string `json:"clusterID"`
 	// +kubebuilder:validation:MaxItems=2
 	ClusterSetIPCIDR []string `json:"clustersetIPCIDR,omitempty"`
+	// Credential names the Secret on the broker to which the member's tokens are bound: they end when it is deleted. Admission
+	// policies refuse tokens of the member that are bound to anything else.
+	// +kubebuilder:validation:MaxLength=253
+	Credential string `json:"credential,omitempty"`
 }
 
 // Settings should be the same in all members of a ClusterSet. An empty setting has the default of the profile, and an empty
@@ -229,6 +238,12 @@ const (
 	ConditionNamesResolve  = "NamesResolve"
 	ReasonNamesAnswered    = "NamesAnswered"
 	ReasonNamesNotAnswered = "NamesNotAnswered"
+
+	ConditionCredentialValid    = "CredentialValid"
+	ReasonCredentialRenewed     = "CredentialRenewed"
+	ReasonCredentialNotRenewed  = "CredentialNotRenewed"
+	ReasonCredentialEnded       = "CredentialEnded"
+	ReasonCredentialWithoutTerm = "CredentialWithoutTerm"
 )
 
 // MemberSpec defines the addresses of a member. Other members ignore its endpoints outside of them.
