@@ -5,30 +5,35 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/access"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
-
-// annotationTokenSecret on a member's ServiceAccount names the Secret of its token, if it is not the Secret of the first
-// join.
-const annotationTokenSecret = "isthmus.dev/token-secret"
 
 // controllerDeployment is the Deployment of a member's controller, in the installation namespace.
 const controllerDeployment = "isthmus-controller"
 
 // brokerName names the broker in errors.
 const brokerName = "the broker"
+
+// credentialPrefix and a cluster's id begin the name of the Secret to which its tokens are bound.
+const credentialPrefix = "credential-"
 
 // named returns the metadata of an object on the broker that belongs to member id.
 func named(namespace, name, id string) metav1.ObjectMeta {
@@ -37,43 +42,96 @@ func named(namespace, name, id string) metav1.ObjectMeta {
 	return m
 }
 
-// tokenSecret returns the Secret for which the broker issues a token of member id.
-func tokenSecret(namespace, name, id string) *corev1.Secret {
-	s := &corev1.Secret{ObjectMeta: named(namespace, name, id), Type: corev1.SecretTypeServiceAccountToken}
-	s.Annotations = map[string]string{corev1.ServiceAccountNameKey: v1alpha1.MemberAccount(id)}
-	return s
+// newCredential returns the name of a new Secret for the tokens of member id.
+func newCredential(id string) string { return credentialPrefix + id + "-" + rand.String(8) }
+
+// credentialSecret returns the Secret to which tokens of member id are bound. It is empty: tokens end when it is deleted.
+func credentialSecret(namespace, name, id string) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: named(namespace, name, id), Type: corev1.SecretTypeOpaque}
 }
 
-// ensureAccount creates member id's account on the broker if it is missing, and returns its token.
-func ensureAccount(ctx context.Context, broker client.Client, namespace, id string) (string, error) {
-	account := &corev1.ServiceAccount{ObjectMeta: named(namespace, v1alpha1.MemberAccount(id), id)}
-	if err := grantRights(ctx, broker, account, id); err != nil {
-		return "", err
+// accountObjects returns the account of member id, the rights of a member for it, and that to request its own tokens. former
+// are the Secrets of its tokens that do not expire.
+func accountObjects(namespace, id string, former ...string) []client.Object {
+	account := v1alpha1.MemberAccount(id)
+	rights := binding(namespace, account, memberRole, account)
+	tokens := binding(namespace, v1alpha1.MemberTokens(id), v1alpha1.MemberTokens(id), account)
+	rights.Labels[v1alpha1.LabelCluster], tokens.Labels[v1alpha1.LabelCluster] = id, id
+	return []client.Object{
+		&corev1.ServiceAccount{ObjectMeta: named(namespace, account, id)},
+		rights,
+		&rbacv1.Role{ObjectMeta: named(namespace, v1alpha1.MemberTokens(id), id), Rules: access.MemberTokenRules(id, former...)},
+		tokens,
 	}
-	if err := broker.Get(ctx, client.ObjectKeyFromObject(account), account); err != nil {
-		return "", fmt.Errorf("read ServiceAccount %s/%s on the broker: %w", namespace, account.Name, err)
-	}
-	name := account.Annotations[annotationTokenSecret]
-	if name == "" {
-		name = account.Name + "-token"
-	}
-	secret := tokenSecret(namespace, name, id)
-	if err := admin.Apply(ctx, broker, secret); err != nil {
-		return "", fmt.Errorf("on the broker: %w", err)
-	}
-	return admin.Token(ctx, broker, brokerName, secret)
 }
 
-// grantRights creates account and binds it to the Role of members.
-func grantRights(ctx context.Context, broker client.Client, account *corev1.ServiceAccount, id string) error {
-	bound := binding(account.Namespace, account.Name, memberRole, account.Name)
-	bound.Labels[v1alpha1.LabelCluster] = id
-	for _, obj := range []client.Object{account, bound} {
+// grantRights writes the account of member id with its rights, and the Secret for its tokens. It restores what is missing, and
+// needs the rights of an administrator.
+func grantRights(ctx context.Context, broker client.Client, namespace, id, credential string) error {
+	former, err := formerTokens(ctx, broker, namespace, id)
+	if err != nil {
+		return err
+	}
+	names := make([]string, 0, len(former))
+	for _, s := range former {
+		names = append(names, s.Name)
+	}
+	for _, obj := range append(accountObjects(namespace, id, names...), credentialSecret(namespace, credential, id)) {
 		if err := admin.Apply(ctx, broker, obj); err != nil {
 			return fmt.Errorf("on the broker: %w", err)
 		}
 	}
 	return nil
+}
+
+// createAccount is grantRights for a new member, with the rights of a broker-info file: it creates objects and changes none. An
+// interrupted join has left some.
+func createAccount(ctx context.Context, broker client.Client, namespace, id, credential string) error {
+	for _, obj := range append(accountObjects(namespace, id), credentialSecret(namespace, credential, id)) {
+		name := obj.GetName()
+		err := broker.Create(ctx, obj, admin.FieldOwner)
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create %T %s/%s on the broker: %w", obj, namespace, name, err)
+		}
+	}
+	return nil
+}
+
+// requestToken returns a new token of member id that is bound to credential. API servers may grant a shorter lifetime. It waits
+// a moment where it is forbidden, because the API server learns of new rights and settings with a delay.
+func requestToken(ctx context.Context, broker client.Client, namespace, id, credential string, lifetime time.Duration) (string, error) {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.MemberAccount(id)}}
+	var request *authenticationv1.TokenRequest
+	err := settled(ctx, func() error {
+		request = &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+			ExpirationSeconds: new(int64(lifetime / time.Second)),
+			BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Secret", APIVersion: "v1", Name: credential},
+		}}
+		return broker.SubResource("token").Create(ctx, account, request)
+	})
+	if err != nil {
+		return "", fmt.Errorf("request a token of ServiceAccount %s/%s on the broker: %w", namespace, account.Name, err)
+	}
+	return request.Status.Token, nil
+}
+
+// settleTime is how long an API server may take to act on new rights, policies and settings.
+const settleTime = 3 * time.Second
+
+// settled repeats do for a moment while it is forbidden.
+func settled(ctx context.Context, do func() error) error {
+	until := time.Now().Add(settleTime)
+	for {
+		err := do()
+		if !apierrors.IsForbidden(err) || time.Now().After(until) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // Rotated is the result of Rotate.
@@ -107,50 +165,77 @@ func Rotate(ctx context.Context, broker, member client.Client, namespace, id str
 	if err != nil {
 		return r, fmt.Errorf("read Secret %s of the member; run isthmusctl join again: %w", key, err)
 	}
-	fresh, token, err := m.newToken(ctx, broker)
+	config, err := m.relist(ctx, broker)
 	if err != nil {
 		return r, err
 	}
-	err = admin.Apply(ctx, member, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.BrokerSecret, Labels: admin.Ours()},
-		Data:       map[string][]byte{v1alpha1.BrokerSecretKubeconfig: kubeconfig, v1alpha1.BrokerSecretToken: []byte(token)},
-	})
+	fresh := newCredential(m.id)
+	if err := grantRights(ctx, broker, m.brokerNamespace, m.id, fresh); err != nil {
+		return r, err
+	}
+	token, err := requestToken(ctx, broker, m.brokerNamespace, m.id, fresh, config.Spec.CredentialLifetime())
+	if err == nil {
+		err = admin.Accepted(ctx, broker, brokerName, token)
+	}
 	if err != nil {
-		return r, fmt.Errorf("in the member: %w", err)
+		return r, err
+	}
+	write := func() error {
+		err := admin.Apply(ctx, member, &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.BrokerSecret, Labels: admin.Ours()},
+			Data:       map[string][]byte{v1alpha1.BrokerSecretKubeconfig: kubeconfig, v1alpha1.BrokerSecretToken: []byte(token)},
+		})
+		if err != nil {
+			return fmt.Errorf("in the member: %w", err)
+		}
+		return nil
+	}
+	if err := write(); err != nil {
+		return r, err
 	}
 	if r.Restarted, err = restartController(ctx, member, namespace, timeout); err != nil {
 		return r, fmt.Errorf("%w; the old credentials stay valid until isthmusctl rotate succeeds", err)
 	}
-	r.Revoked, err = revokeTokens(ctx, broker, m.brokerNamespace, m.id, fresh)
-	return r, err
+	if r.Revoked, err = revokeTokens(ctx, broker, m.brokerNamespace, m.id, fresh); err != nil {
+		return r, err
+	}
+	if err := m.replaceCredential(ctx, broker, string(secret.Data[v1alpha1.BrokerSecretToken]), fresh, r.Revoked > 0); err != nil {
+		return r, err
+	}
+	return r, write() // the controller may have renewed the former token meanwhile
 }
 
-// newToken creates another token of the member, records it for a later join, and waits until the broker accepts it.
-func (m managedMember) newToken(ctx context.Context, broker client.Client) (secret, token string, err error) {
-	if err := m.relist(ctx, broker); err != nil {
-		return "", "", err
+// replaceCredential binds the later tokens of the member to the Secret fresh. Before, it waits until the broker refuses the
+// former token: with it a thief could request one that is bound to fresh.
+func (m managedMember) replaceCredential(ctx context.Context, broker client.Client, former, fresh string, revoked bool) error {
+	if err := removeInvitation(ctx, broker, m.brokerNamespace, m.id); err != nil {
+		return err
 	}
-	account := &corev1.ServiceAccount{ObjectMeta: named(m.brokerNamespace, v1alpha1.MemberAccount(m.id), m.id)}
-	if err := grantRights(ctx, broker, account, m.id); err != nil {
-		return "", "", err
+	if revoked && former != "" {
+		if err := admin.Refused(ctx, broker, brokerName, former); err != nil {
+			return err
+		}
 	}
-	fresh := tokenSecret(m.brokerNamespace, "", m.id)
-	fresh.GenerateName = account.Name + "-token-"
-	if err := broker.Create(ctx, fresh, admin.FieldOwner); err != nil {
-		return "", "", fmt.Errorf("create a new token on the broker: %w", err)
-	}
-	if token, err = admin.Token(ctx, broker, brokerName, fresh); err != nil {
-		return "", "", err
-	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationTokenSecret: fresh.Name}}})
+	err := retry.RetryOnConflict(contention, func() error {
+		config, err := readConfig(ctx, broker, m.brokerNamespace)
+		if err != nil {
+			return err
+		}
+		config.Spec.Members = withCredential(config.Spec.Members, m.id, fresh)
+		return broker.Update(ctx, config, admin.FieldOwner)
+	})
 	if err != nil {
-		return "", "", fmt.Errorf("encode annotation: %w", err)
+		return fmt.Errorf("write the credential of cluster %s into the ClusterSetConfig; run isthmusctl rotate again: %w", m.id, err)
 	}
-	if err := broker.Patch(ctx, account, client.RawPatch(types.MergePatchType, patch), admin.FieldOwner); err != nil {
-		return "", "", fmt.Errorf("write ServiceAccount %s/%s on the broker: %w", account.Namespace, account.Name, err)
+	config, err := readConfig(ctx, broker, m.brokerNamespace)
+	if err != nil {
+		return err
 	}
-	err = admin.Accepted(ctx, broker, brokerName, token)
-	return fresh.Name, token, err
+	if config.Spec.Credential(m.id) != fresh {
+		return errNoCredentials
+	}
+	// The Role need not permit the deletion of former tokens any more.
+	return grantRights(ctx, broker, m.brokerNamespace, m.id, fresh)
 }
 
 // withTokenFile returns kubeconfig with a token file as its only credential.
@@ -200,29 +285,43 @@ func restartController(ctx context.Context, member client.Client, namespace stri
 	})
 }
 
-// revokeTokens deletes all tokens of a member but that of the Secret named keep, and returns their number.
-func revokeTokens(ctx context.Context, broker client.Client, namespace, id, keep string) (int, error) {
+// formerTokens returns the Secrets with tokens of member id that do not expire. Earlier versions of Isthmus issued them.
+func formerTokens(ctx context.Context, broker client.Client, namespace, id string) ([]corev1.Secret, error) {
 	secrets := &corev1.SecretList{}
 	if err := broker.List(ctx, secrets, client.InNamespace(namespace), client.MatchingFields{"type": string(corev1.SecretTypeServiceAccountToken)}); err != nil {
-		return 0, fmt.Errorf("list Secrets on the broker: %w", err)
+		return nil, fmt.Errorf("list Secrets on the broker: %w", err)
 	}
-	revoked := 0
-	for i := range secrets.Items {
-		s := &secrets.Items[i]
-		if s.Name == keep || s.Annotations[corev1.ServiceAccountNameKey] != v1alpha1.MemberAccount(id) {
-			continue
-		}
-		if err := broker.Delete(ctx, s); client.IgnoreNotFound(err) != nil {
-			return revoked, fmt.Errorf("delete Secret %s/%s on the broker: %w", namespace, s.Name, err)
-		}
-		revoked++
-	}
-	return revoked, nil
+	return slices.DeleteFunc(secrets.Items, func(s corev1.Secret) bool {
+		return s.Annotations[corev1.ServiceAccountNameKey] != v1alpha1.MemberAccount(id)
+	}), nil
 }
 
-// Revoke removes all rights and credentials of member id on the broker in namespace. Removing the rights takes effect at
-// once; the API server may accept deleted tokens for some more seconds. The member's published objects stay until Leave
-// or ForceLeave. An unknown id is ErrNoMember.
+// revokeTokens deletes the Secrets of all tokens of a member but those that are bound to keep, and returns their number.
+func revokeTokens(ctx context.Context, broker client.Client, namespace, id, keep string) (int, error) {
+	all, err := formerTokens(ctx, broker, namespace, id)
+	if err != nil {
+		return 0, err
+	}
+	bound := &corev1.SecretList{}
+	if err := broker.List(ctx, bound, client.InNamespace(namespace), client.MatchingLabels{v1alpha1.LabelCluster: id}); err != nil {
+		return 0, fmt.Errorf("list Secrets on the broker: %w", err)
+	}
+	for _, s := range bound.Items {
+		if strings.HasPrefix(s.Name, credentialPrefix) && s.Name != keep {
+			all = append(all, s)
+		}
+	}
+	for i := range all {
+		if err := broker.Delete(ctx, &all[i]); client.IgnoreNotFound(err) != nil {
+			return i, fmt.Errorf("delete Secret %s/%s on the broker: %w", namespace, all[i].Name, err)
+		}
+	}
+	return len(all), nil
+}
+
+// Revoke removes all rights and credentials of member id on the broker in namespace, and an invitation for it. Removing the
+// rights takes effect at once; the API server may accept deleted tokens for some more seconds. The member's published objects
+// stay until Leave or ForceLeave. An unknown id is ErrNoMember.
 func Revoke(ctx context.Context, broker client.Client, namespace, id string) error {
 	if _, err := readConfig(ctx, broker, namespace); err != nil {
 		return err
@@ -235,9 +334,14 @@ func Revoke(ctx context.Context, broker client.Client, namespace, id string) err
 
 // revokeAccount removes all rights and then all credentials of member id on the broker.
 func revokeAccount(ctx context.Context, broker client.Client, namespace, id string) error {
-	account := named(namespace, v1alpha1.MemberAccount(id), id)
-	if err := admin.DeleteIfThere(ctx, broker, &rbacv1.RoleBinding{ObjectMeta: account}); err != nil {
+	if err := removeInvitation(ctx, broker, namespace, id); err != nil {
 		return err
+	}
+	account, tokens := named(namespace, v1alpha1.MemberAccount(id), id), named(namespace, v1alpha1.MemberTokens(id), id)
+	for _, obj := range []client.Object{&rbacv1.RoleBinding{ObjectMeta: account}, &rbacv1.RoleBinding{ObjectMeta: tokens}, &rbacv1.Role{ObjectMeta: tokens}} {
+		if err := admin.DeleteIfThere(ctx, broker, obj); err != nil {
+			return err
+		}
 	}
 	if err := unlist(ctx, broker, namespace, id); err != nil {
 		return err

@@ -3,6 +3,7 @@ package membership
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -25,16 +26,14 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// Names on the broker, in its namespace.
-const (
-	// joinAccount is the ServiceAccount whose token a broker-info file contains.
-	joinAccount = "isthmus-join"
-	// memberRole is the Role of every member.
-	memberRole = "isthmus-member"
-)
+// memberRole is the Role of every member, in the broker's namespace.
+const memberRole = "isthmus-member"
 
 // defaultClusterSetID is the default id of a ClusterSet.
 const defaultClusterSetID = "clusterset"
+
+// maxCredentialLifetime is the longest lifetime of members' tokens.
+const maxCredentialLifetime = 365 * 24 * time.Hour
 
 // Broker is the configuration for DeployBroker.
 type Broker struct {
@@ -50,6 +49,10 @@ type Broker struct {
 	// QuotaController is the image of isthmus-controller with which the cluster runs the quota controller: "" keeps what there is,
 	// NoQuotaController removes it.
 	QuotaController string
+	// CredentialLifetime is that of members' tokens; 0 keeps the present value, initially 7 days.
+	CredentialLifetime time.Duration
+	// AdmitAnyCluster writes a BrokerInfo that admits new clusters with any id. Without it the earlier ones end.
+	AdmitAnyCluster bool
 	// TokenTTL is the lifetime of the BrokerInfo. The API server may grant less.
 	TokenTTL time.Duration
 	// Server and CA (PEM) are the address of the broker for members, and its certificate authority.
@@ -59,13 +62,14 @@ type Broker struct {
 
 // Deployed is the result of DeployBroker.
 type Deployed struct {
-	Info   BrokerInfo
+	Info   BrokerInfo // without AdmitAnyCluster it has no token
 	Config *v1alpha1.ClusterSetConfig
 	Notes  []string // for the administrator, one sentence each
 }
 
 // DeployBroker makes a namespace of the cluster behind c a broker, or updates one: it writes definitions, settings, admission
-// policies and a credential for joining. It refuses to change settings on which members rely, and ranges that overlap the
+// policies, and a credential for joining if b asks for one. It gives members of earlier versions the right to renew their
+// tokens. It refuses to change settings on which members rely, and ranges that overlap the
 // cluster's own addresses (ErrOverlap).
 func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, error) {
 	var d Deployed
@@ -89,7 +93,7 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	if err != nil {
 		return d, err
 	}
-	for _, obj := range slices.Concat(b.accounts(), reservedRights(b.Namespace), policies) {
+	for _, obj := range slices.Concat(b.memberRights(), reservedRights(b.Namespace), policies) {
 		err := admin.Apply(ctx, c, obj)
 		if meta.IsNoMatchError(err) {
 			return d, fmt.Errorf("the cluster cannot be a broker, because it cannot isolate members from each other; it needs Kubernetes 1.31 or newer: %w", err)
@@ -101,26 +105,87 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	if err := b.quotaController(ctx, c); err != nil {
 		return d, err
 	}
+	if err := b.equipMembers(ctx, c, &d); err != nil {
+		return d, err
+	}
 	if err := publishBlocks(ctx, c, b.Namespace); err != nil {
 		return d, err
 	}
-	if err := prune(ctx, c, b.Namespace, time.Now()); err != nil {
+	if err := errors.Join(prune(ctx, c, b.Namespace, time.Now()), pruneInvitations(ctx, c, b.Namespace, time.Now())); err != nil {
 		return d, err
 	}
-	seconds := int64(b.TokenTTL / time.Second)
-	token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: b.Namespace, Name: joinAccount}}
+	d.Info = describeBroker(d.Config, b.Server, b.CA)
+	return d, b.admitAnyCluster(ctx, c, &d.Info)
+}
+
+// describeBroker returns the content of a broker-info file, without a credential.
+func describeBroker(config *v1alpha1.ClusterSetConfig, server string, ca []byte) BrokerInfo {
+	return BrokerInfo{
+		Kind: brokerInfoKind, ClusterSetID: config.Spec.ClusterSetID,
+		ClusterSetIPEnabled: &config.Spec.ClusterSetIPEnabled, ClusterSetIPCIDRRange: config.Spec.ClusterSetIPCIDRRange,
+		ClusterSetIPClusterSize: config.Spec.ClusterSetIPClusterSize, Settings: config.Spec.Settings,
+		Server: server, CA: ca, Namespace: config.Namespace,
+	}
+}
+
+// admitAnyCluster writes the account that may register new clusters, and its token into info; or it removes that account.
+func (b Broker) admitAnyCluster(ctx context.Context, c client.Client, info *BrokerInfo) error {
+	meta := metav1.ObjectMeta{Namespace: b.Namespace, Name: v1alpha1.JoinAccount, Labels: admin.Ours()}
+	account, bound := &corev1.ServiceAccount{ObjectMeta: meta}, binding(b.Namespace, meta.Name, meta.Name, meta.Name)
+	role := &rbacv1.Role{ObjectMeta: meta, Rules: access.JoinRules(memberRole)}
+	for _, obj := range []client.Object{bound, role, account} {
+		write := func() error { return admin.Apply(ctx, c, obj) }
+		if !b.AdmitAnyCluster {
+			write = func() error { return admin.DeleteIfThere(ctx, c, obj) }
+		}
+		if err := write(); err != nil {
+			return err
+		}
+	}
+	if !b.AdmitAnyCluster {
+		return nil
+	}
+	token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(b.TokenTTL / time.Second))}}
 	if err := c.SubResource("token").Create(ctx, account, token); err != nil {
-		return d, fmt.Errorf("request a token for ServiceAccount %s/%s: %w", b.Namespace, joinAccount, err)
+		return fmt.Errorf("request a token for ServiceAccount %s/%s: %w", b.Namespace, account.Name, err)
 	}
-	d.Info = BrokerInfo{
-		Kind: brokerInfoKind, ClusterSetID: d.Config.Spec.ClusterSetID,
-		ClusterSetIPEnabled: &d.Config.Spec.ClusterSetIPEnabled, ClusterSetIPCIDRRange: d.Config.Spec.ClusterSetIPCIDRRange,
-		ClusterSetIPClusterSize: d.Config.Spec.ClusterSetIPClusterSize, Settings: d.Config.Spec.Settings,
-		Server: b.Server, CA: b.CA, Namespace: b.Namespace,
-		Token: token.Status.Token, Expires: token.Status.ExpirationTimestamp.UTC(),
+	info.Token, info.Expires = token.Status.Token, token.Status.ExpirationTimestamp.UTC()
+	return nil
+}
+
+// equipMembers gives present members without a credential one, so that their controllers replace the tokens of an earlier version.
+func (b Broker) equipMembers(ctx context.Context, c client.Client, d *Deployed) error {
+	// The API server drops the new field until it serves the new definition.
+	err := admin.Await(ctx, "write the members' credentials", func() (bool, error) {
+		err := retry.RetryOnConflict(contention, func() error {
+			config, err := readConfig(ctx, c, b.Namespace)
+			if err != nil {
+				return err
+			}
+			d.Config = config
+			before := slices.Clone(config.Spec.Members)
+			for _, m := range before {
+				if m.Credential == "" {
+					config.Spec.Members = withCredential(config.Spec.Members, m.ClusterID, newCredential(m.ClusterID))
+				}
+			}
+			if equality.Semantic.DeepEqual(before, config.Spec.Members) {
+				return nil
+			}
+			return c.Update(ctx, config, admin.FieldOwner)
+		})
+		return !slices.ContainsFunc(d.Config.Spec.Members, func(m v1alpha1.MemberBlocks) bool { return m.Credential == "" }), err
+	})
+	if err != nil {
+		return err
 	}
-	return d, nil
+	// All members, because an earlier run may have been interrupted here.
+	for _, m := range d.Config.Spec.Members {
+		if err := grantRights(ctx, c, b.Namespace, m.ClusterID, m.Credential); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (b Broker) validate() error {
@@ -129,8 +194,13 @@ func (b Broker) validate() error {
 			return fmt.Errorf("the ClusterSet's id follows the rules of cluster ids: %w", err)
 		}
 	}
-	if b.TokenTTL < 10*time.Minute {
-		return fmt.Errorf("API servers issue no credential for %s; give at least 10m", b.TokenTTL)
+	if b.AdmitAnyCluster {
+		if err := checkTTL(b.TokenTTL); err != nil {
+			return err
+		}
+	}
+	if l := b.CredentialLifetime; l != 0 && (l < 10*time.Minute || l > maxCredentialLifetime) {
+		return fmt.Errorf("members' tokens cannot live for %s; choose 10m to 8760h (a year)", l)
 	}
 	if err := checkRanges(b.Ranges); err != nil {
 		return fmt.Errorf("range of ClusterSetIPs: %w", err)
@@ -290,6 +360,9 @@ func (b Broker) amend(spec v1alpha1.ClusterSetConfigSpec) v1alpha1.ClusterSetCon
 	if b.ClusterSize != 0 {
 		spec.ClusterSetIPClusterSize = 1 << bitsFor(b.ClusterSize)
 	}
+	if b.CredentialLifetime != 0 {
+		spec.CredentialLifetimeSeconds = int64(b.CredentialLifetime / time.Second)
+	}
 	spec.Settings = v1alpha1.Settings{
 		Profile:            cmp.Or(b.Settings.Profile, spec.Profile),
 		PortMerge:          cmp.Or(b.Settings.PortMerge, spec.PortMerge),
@@ -300,25 +373,11 @@ func (b Broker) amend(spec v1alpha1.ClusterSetConfigSpec) v1alpha1.ClusterSetCon
 	return spec
 }
 
-// accounts returns the account for joining and the Role of members. The account has all rights of a member, because RBAC
-// lets a subject grant only rights that it has.
-func (b Broker) accounts() []client.Object {
-	meta := func(name string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: b.Namespace, Name: name, Labels: admin.Ours()}
-	}
-	joinRules := append(access.MemberBrokerRules(),
-		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{"members"}, Verbs: []string{"get", "list", "create", "update", "patch", "delete"}},
-		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{"clustersetconfigs"}, Verbs: []string{"get", "update", "patch"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts", "secrets"}, Verbs: []string{"get", "create", "patch"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "update"}},
-		rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"rolebindings"}, Verbs: []string{"get", "create", "patch"}},
-	)
-	return []client.Object{
-		&rbacv1.Role{ObjectMeta: meta(memberRole), Rules: access.MemberBrokerRules()},
-		&corev1.ServiceAccount{ObjectMeta: meta(joinAccount)},
-		&rbacv1.Role{ObjectMeta: meta(joinAccount), Rules: joinRules},
-		binding(b.Namespace, joinAccount, joinAccount, joinAccount),
-	}
+// memberRights returns the Role of members.
+func (b Broker) memberRights() []client.Object {
+	return []client.Object{&rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.Namespace, Name: memberRole, Labels: admin.Ours()}, Rules: access.MemberBrokerRules(),
+	}}
 }
 
 // binding returns a RoleBinding of role to a ServiceAccount of the same namespace.

@@ -20,14 +20,16 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// ErrExpired means that a broker-info file has expired.
-var ErrExpired = errors.New("the broker-info file has expired")
+// ErrExpired means that an invitation or a broker-info file has expired.
+var ErrExpired = errors.New("the file has expired")
 
-// BrokerInfo is the content of a broker-info file: the address of the broker, and a credential of limited life that may only
-// register members. deploy-broker writes the file, and join reads it.
+// BrokerInfo is the content of an invitation or of a broker-info file: the address of the broker, and a credential of limited
+// life that may only register one cluster, or new clusters. invite and deploy-broker write such files, and join reads them.
 type BrokerInfo struct {
-	Kind         string `json:"kind"` // BrokerInfo
+	Kind         string `json:"kind"` // Invitation or BrokerInfo
 	ClusterSetID string `json:"clusterSetID"`
+	// ClusterID is the only cluster that may join with an invitation; empty in a broker-info file.
+	ClusterID string `json:"clusterID,omitempty"`
 	// The ClusterSet's settings at the time of writing, for people; join reads them from the broker.
 	ClusterSetIPEnabled     *bool    `json:"clustersetIPEnabled,omitempty"`
 	ClusterSetIPCIDRRange   []string `json:"clustersetIPCIDRRange,omitempty"`
@@ -42,25 +44,29 @@ type BrokerInfo struct {
 	Expires time.Time `json:"expires"`
 }
 
-const brokerInfoKind = "BrokerInfo"
+// The kinds of files with which clusters join.
+const (
+	brokerInfoKind = "BrokerInfo"
+	invitationKind = "Invitation"
+)
 
 // ReadBrokerInfo reads the file at path. Its error names the fault and the remedy.
 func ReadBrokerInfo(path string) (BrokerInfo, error) {
 	var b BrokerInfo
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return b, fmt.Errorf("broker-info %s cannot be read: %w; isthmusctl deploy-broker -o %s writes it", path, withoutPath(err), path)
+		return b, fmt.Errorf("invitation %s cannot be read: %w; isthmusctl invite ID -o %s writes it", path, withoutPath(err), path)
 	}
 	object, err := yaml.YAMLToJSONStrict(text)
 	var head struct{ Kind string }
-	if err != nil || json.Unmarshal(object, &head) != nil || head.Kind != brokerInfoKind {
-		return b, fmt.Errorf("%s is not a broker-info file but %s; isthmusctl deploy-broker -o FILE writes one", path, spellKind(head.Kind))
+	if err != nil || json.Unmarshal(object, &head) != nil || head.Kind != brokerInfoKind && head.Kind != invitationKind {
+		return b, fmt.Errorf("%s is not an invitation but %s; isthmusctl invite ID -o FILE writes one", path, spellKind(head.Kind))
 	}
 	strict := json.NewDecoder(bytes.NewReader(object))
 	strict.DisallowUnknownFields()
-	const fix = "isthmusctl deploy-broker -o FILE writes a new one"
+	const fix = "isthmusctl invite ID -o FILE writes a new one"
 	if err := strict.Decode(&b); err != nil {
-		return b, fmt.Errorf("broker-info %s is damaged, or of another version of isthmusctl: %s; %s", path, strings.TrimPrefix(err.Error(), "json: "), fix)
+		return b, fmt.Errorf("%s is damaged, or of another version of isthmusctl: %s; %s", path, strings.TrimPrefix(err.Error(), "json: "), fix)
 	}
 	var missing []string
 	for _, f := range []struct{ name, value string }{{"server", b.Server}, {"namespace", b.Namespace}, {"token", b.Token}} {
@@ -68,8 +74,11 @@ func ReadBrokerInfo(path string) (BrokerInfo, error) {
 			missing = append(missing, f.name)
 		}
 	}
+	if b.Kind == invitationKind && b.ClusterID == "" {
+		missing = append(missing, "clusterID")
+	}
 	if len(missing) > 0 {
-		return b, fmt.Errorf("broker-info %s is damaged: %s missing; %s", path, strings.Join(missing, ", "), fix)
+		return b, fmt.Errorf("%s is damaged: %s missing; %s", path, strings.Join(missing, ", "), fix)
 	}
 	return b, nil
 }
@@ -103,9 +112,9 @@ func withoutPath(err error) error {
 func (b BrokerInfo) Write(path string) error {
 	text, err := yaml.Marshal(b)
 	if err != nil {
-		return fmt.Errorf("encode broker-info: %w", err)
+		return fmt.Errorf("encode the file for join: %w", err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".broker-info-*") // mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), ".isthmus-join-*") // mode 0600
 	if err == nil {
 		defer os.Remove(f.Name())
 		_, err = f.Write(text)
@@ -115,7 +124,7 @@ func (b BrokerInfo) Write(path string) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return fmt.Errorf("broker-info %s cannot be written: %w; choose another path with --output", path, withoutPath(err))
+		return fmt.Errorf("%s cannot be written: %w; choose another path with --output", path, withoutPath(err))
 	}
 	return nil
 }
@@ -123,7 +132,7 @@ func (b BrokerInfo) Write(path string) error {
 // Check returns ErrExpired if b has expired at now.
 func (b BrokerInfo) Check(now time.Time) error {
 	if now.After(b.Expires) {
-		return fmt.Errorf("%w at %s; run isthmusctl deploy-broker again, it keeps all settings", ErrExpired, b.Expires.Format(time.RFC3339))
+		return fmt.Errorf("%w at %s; run isthmusctl invite %s on the broker, which writes a new one", ErrExpired, b.Expires.Format(time.RFC3339), cmp.Or(b.ClusterID, "ID"))
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ var ErrIDTaken = errors.New("cluster id is taken")
 type Request struct {
 	// ClusterID may be empty if the cluster has a ClusterProperty with its id.
 	ClusterID clusterset.ClusterID
-	// Broker identifies the broker. Its token is not used.
+	// Broker identifies the broker. Its token is not used. With a ClusterID it is an invitation.
 	Broker BrokerInfo
 	// Server is the URL of the broker for the member. Nil keeps the URL of an earlier join; empty, or no earlier one, means
 	// that of Broker.
@@ -64,12 +64,15 @@ type Source struct {
 const asBefore = "as given before"
 
 // Join makes the cluster behind member a member of the broker's ClusterSet. It registers id and addresses on the broker and
-// creates an account there. It writes the credentials, the definitions, the ClusterProperties and a copy of the
+// requests a token there, for an account that Invite has created or that it creates. It writes the credentials, the definitions, the ClusterProperties and a copy of the
 // registration into the member. It refuses an id that another cluster has (ErrIDTaken) and overlapping addresses
 // (ErrOverlap) before it writes anything. A repeated or resumed Join keeps the blocks, the join time, and the values that
-// the administrator gave before and does not give now.
+// the administrator gave before and does not give now. At its end it deletes the invitation.
 func Join(ctx context.Context, broker, member client.Client, r Request) (Joined, error) {
 	var j Joined
+	if err := r.invitedAs(); err != nil {
+		return j, err
+	}
 	if err := r.checkMember(ctx, member); err != nil {
 		return j, err
 	}
@@ -96,10 +99,7 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 	if err != nil {
 		return j, fmt.Errorf("in the cluster that joins: %w", err)
 	}
-	if err := r.register(ctx, broker, uid, found, &j); err != nil {
-		return j, err
-	}
-	token, err := ensureAccount(ctx, broker, r.Broker.Namespace, string(r.ClusterID))
+	token, err := r.register(ctx, broker, config, uid, found, &j)
 	if err != nil {
 		return j, err
 	}
@@ -116,10 +116,25 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 	if err != nil {
 		return j, fmt.Errorf("in the cluster that joins: %w", err)
 	}
-	if err := prune(ctx, broker, r.Broker.Namespace, time.Now()); err != nil {
-		j.Notes = append(j.Notes, "tombstones of former members could not be deleted, which is harmless: "+err.Error())
+	if r.Broker.ClusterID != "" {
+		if err := endInvitation(ctx, broker, r.Broker.Namespace, r.Broker.ClusterID); err != nil {
+			j.Notes = append(j.Notes, fmt.Sprintf("the invitation could not be ended, and stays valid until %s: %s", r.Broker.Expires.Format(time.RFC3339), err))
+		}
 	}
 	return j, nil
+}
+
+// invitedAs sets the id to that of an invitation, and refuses another one.
+func (r *Request) invitedAs() error {
+	invited := clusterset.ClusterID(r.Broker.ClusterID)
+	if invited == "" || r.ClusterID == invited {
+		return nil
+	}
+	if r.ClusterID != "" {
+		return fmt.Errorf("the invitation is for cluster %s, not for %s; run isthmusctl invite %s on the broker", invited, r.ClusterID, r.ClusterID)
+	}
+	r.ClusterID = invited
+	return nil
 }
 
 // flagServer is the flag of Request.Server.
@@ -170,27 +185,50 @@ func (r Request) checkMember(ctx context.Context, member client.Client) error {
 	return nil
 }
 
-// register registers the cluster on the broker.
-func (r Request) register(ctx context.Context, broker client.Client, uid string, found discovery, j *Joined) error {
-	id := string(r.ClusterID)
-	m, err := register(ctx, broker, r.Broker.Namespace, id, func(all *reservations) (*v1alpha1.Member, error) {
+// register registers the cluster on the broker and returns its first token.
+func (r Request) register(ctx context.Context, broker client.Client, config *v1alpha1.ClusterSetConfig, uid string, found discovery, j *Joined) (token string, err error) {
+	id, namespace, lifetime := string(r.ClusterID), r.Broker.Namespace, config.Spec.CredentialLifetime()
+	decide := func(all *reservations) (*v1alpha1.Member, error) {
 		var err error
-		if *j, err = r.decide(all, uid, found); err != nil {
+		*j, err = r.decide(all, uid, found)
+		return j.Member, err
+	}
+	if r.Broker.ClusterID != "" {
+		all, err := readReservations(ctx, broker, namespace)
+		if err != nil {
+			return "", err
+		}
+		if _, err := decide(all); err != nil {
+			return "", fmt.Errorf("register cluster %s: %w", id, err)
+		}
+		if err := settled(ctx, func() error { return admin.Apply(ctx, broker, j.Member) }); err != nil {
+			return "", err
+		}
+		return requestToken(ctx, broker, namespace, id, all.config.Spec.Credential(id), lifetime)
+	}
+	m, err := register(ctx, broker, namespace, id, func(all *reservations) (*v1alpha1.Member, error) {
+		if _, err := decide(all); err != nil {
 			return nil, err
 		}
-		return j.Member, r.checkFormerMember(ctx, broker, all, j.Member.Spec)
+		return j.Member, checkFormerMember(ctx, broker, namespace, all, j.Member.Spec)
+	}, func(credential string) error {
+		if err := createAccount(ctx, broker, namespace, id, credential); err != nil {
+			return err
+		}
+		token, err = requestToken(ctx, broker, namespace, id, credential, lifetime)
+		return err
 	})
 	if err == nil {
 		j.Member = m
 	}
-	return err
+	return token, err
 }
 
 // decide derives the registration from the reservations on the broker. It is pure but for the clock.
 func (r Request) decide(all *reservations, uid string, found discovery) (Joined, error) {
 	id := string(r.ClusterID)
 	for _, c := range all.claims {
-		if c.id == id && c.ClusterUID != uid {
+		if c.id == id && c.ClusterUID != uid && !c.invited() {
 			return Joined{}, fmt.Errorf("%w: another cluster joined as %s on %s; choose another --clusterid, or if that cluster is gone, isthmusctl leave --force %s",
 				ErrIDTaken, id, c.Spec.JoinTime.UTC().Format(time.DateOnly), id)
 		}
@@ -219,7 +257,10 @@ func (r Request) decide(all *reservations, uid string, found discovery) (Joined,
 	}
 	j.Notes = append(j.Notes, notes...)
 	if own != nil {
-		spec.JoinTime, spec.ClusterSetIPCIDR = own.Spec.JoinTime, own.Spec.ClusterSetIPCIDR
+		spec.ClusterSetIPCIDR = own.Spec.ClusterSetIPCIDR
+		if !own.invited() {
+			spec.JoinTime = own.Spec.JoinTime
+		}
 		if asked := texts(r.Blocks); len(asked) > 0 && !containsAll(own.Spec.ClusterSetIPCIDR, asked) {
 			j.Notes = append(j.Notes, fmt.Sprintf(
 				"cluster %s keeps its ClusterSetIP blocks %s, and %s is ignored; isthmusctl member set %s --clusterset-ip-cidr changes them",
@@ -308,11 +349,11 @@ func (c *claim) given(flag string) bool {
 
 // checkFormerMember refuses an id of a former member if Services still have addresses that it allocated outside of spec's
 // blocks: the other members would ignore those addresses.
-func (r Request) checkFormerMember(ctx context.Context, broker client.Client, all *reservations, spec v1alpha1.MemberSpec) error {
+func checkFormerMember(ctx context.Context, broker client.Client, namespace string, all *reservations, spec v1alpha1.MemberSpec) error {
 	if own := all.own(spec.ClusterID); own != nil && own.registered {
 		return nil
 	}
-	held, err := allocatedOutside(ctx, broker, r.Broker.Namespace, spec)
+	held, err := allocatedOutside(ctx, broker, namespace, spec)
 	if err != nil || len(held) == 0 {
 		return err
 	}

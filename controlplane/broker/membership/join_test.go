@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,7 +34,7 @@ func TestJoin(t *testing.T) {
 		Namespace: "join", ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8", "fd00:1:2::/48"),
 		Settings: v1alpha1.Settings{TypeConflict: v1alpha1.TypeConflictExclude},
 	})
-	// The broker-info file alone must suffice for a join.
+	// The broker-info file alone must suffice for a join, and an invitation for a later one.
 	broker := newClient(t, info.RESTConfig())
 	member := cluster(t, &memberServer)
 	r := request(info, "a.eu", 1)
@@ -69,7 +70,7 @@ func TestJoin(t *testing.T) {
 		t.Errorf("the reservation is left: %v", config.Annotations)
 	}
 	blocks := []v1alpha1.MemberBlocks{{ClusterID: "a.eu", ClusterSetIPCIDR: want.ClusterSetIPCIDR}}
-	if diff := cmp.Diff(blocks, config.Spec.Members); diff != "" {
+	if diff := cmp.Diff(blocks, config.Spec.Members, cmpopts.IgnoreFields(v1alpha1.MemberBlocks{}, "Credential")); diff != "" {
 		t.Errorf("blocks of all members (-want +have):\n%s", diff)
 	}
 	if have := blocksOnBroker(t, asAdmin, "join"); have != `[{"cluster_id":"a.eu","global_cidr":["243.0.0.0/16","fd00:1:2::/64"]}]` {
@@ -97,6 +98,11 @@ func TestJoin(t *testing.T) {
 	// Joining again keeps the allocated values, and the values of earlier flags.
 	r.Addresses = Addresses{Pods: cidrs("10.1.0.0/16", "10.11.0.0/16")}
 	r.Blocks = cidrs("243.7.0.0/16")
+	if _, err := Join(t.Context(), broker, member, r); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "it joins with an invitation: isthmusctl invite") {
+		t.Errorf("joined again with a broker-info file: %v", err)
+	}
+	r.Broker = invite(t, asAdmin, info, "a.eu")
+	broker = newClient(t, r.Broker.RESTConfig())
 	again, err := Join(t.Context(), broker, member, r)
 	if err != nil {
 		t.Fatal(err)
@@ -120,8 +126,8 @@ func TestJoin(t *testing.T) {
 		server *string
 		want   string
 	}{{new("https://192.0.2.9:6443"), "https://192.0.2.9:6443"}, {nil, "https://192.0.2.9:6443"}, {new(""), info.Server}, {nil, info.Server}} {
-		r.Server = step.server
-		if _, err := Join(t.Context(), broker, member, r); err != nil {
+		r.Server, r.Broker = step.server, invite(t, asAdmin, info, "a.eu")
+		if _, err := Join(t.Context(), newClient(t, r.Broker.RESTConfig()), member, r); err != nil {
 			t.Fatal(err)
 		}
 		if have := credentials(t, member, r.Namespace).Host; have != step.want {
@@ -130,7 +136,8 @@ func TestJoin(t *testing.T) {
 	}
 
 	// The same cluster under another id, and another cluster under the same id.
-	r.ClusterID = "b"
+	r.ClusterID, r.Broker = "b", info
+	broker = newClient(t, info.RESTConfig())
 	if _, err := Join(t.Context(), broker, member, r); err == nil || !strings.Contains(err.Error(), "is member a.eu already") {
 		t.Errorf("a member joined under another id: %v", err)
 	}
@@ -361,7 +368,7 @@ func TestConcurrentJoins(t *testing.T) {
 	conformance.Holds(t, "L37")
 	// All lists of the blocks agree.
 	config := brokerConfig(t, asAdmin, "together")
-	if diff := cmp.Diff(listed, config.Spec.Members); diff != "" || len(config.Annotations) > 0 {
+	if diff := cmp.Diff(listed, config.Spec.Members, cmpopts.IgnoreFields(v1alpha1.MemberBlocks{}, "Credential")); diff != "" || len(config.Annotations) > 0 {
 		t.Errorf("the ClusterSetConfig has annotations %v, and members (-want +have):\n%s", config.Annotations, diff)
 	}
 	wantTexts, err := blocksText(config.Spec)

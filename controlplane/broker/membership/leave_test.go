@@ -205,9 +205,6 @@ func TestLeave(t *testing.T) {
 	if _, err := reserve(t, asAdmin, "uid of b", request(info, "b", 2)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ensureAccount(t.Context(), asAdmin, ns, "b"); err != nil {
-		t.Fatal(err)
-	}
 
 	a, b := clusterset.ClusterID("a"), clusterset.ClusterID("b")
 	publish(t, asAdmin, ns, "both", "243.0.0.1", []clusterset.ClusterID{a, b}, []clusterset.ClusterID{a, b})
@@ -302,8 +299,8 @@ func TestLeave(t *testing.T) {
 		"EndpointSlice leave/b.both.demo-*", "EndpointSlice leave/b.soon.demo-*", "EndpointSlice leave/b.theirs.demo-*", "EndpointSlice leave/somebodys",
 		"ExportRecord leave/b.both.demo", "ExportRecord leave/b.soon.demo", "ExportRecord leave/b.theirs.demo",
 		"Lease leave/member-b", "Member leave/a left", "Member leave/b",
-		"RoleBinding leave/isthmus-join", "RoleBinding leave/isthmus-quota-controller", "RoleBinding leave/member-b",
-		"Secret leave/member-b-token", "ServiceAccount leave/isthmus-join", "ServiceAccount leave/isthmus-quota-controller", "ServiceAccount leave/member-b",
+		"RoleBinding leave/isthmus-join", "RoleBinding leave/isthmus-quota-controller", "RoleBinding leave/member-b", "RoleBinding leave/member-b-token",
+		"Secret leave/" + brokerConfig(t, asAdmin, ns).Spec.Credential("b"), "ServiceAccount leave/isthmus-join", "ServiceAccount leave/isthmus-quota-controller", "ServiceAccount leave/member-b",
 		"ServiceImport leave/both.demo [b]", "ServiceImport leave/soon.demo []", "ServiceImport leave/theirs.demo [b]",
 	}
 	have := contents(t, asAdmin, ns)
@@ -400,9 +397,6 @@ func TestForceLeave(t *testing.T) {
 
 	// Another cluster takes the id. The first one can still clean up its own cluster, without changing the broker.
 	if _, err := reserve(t, asAdmin, "another", request(info, "a", 1)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ensureAccount(t.Context(), asAdmin, ns, "a"); err != nil {
 		t.Fatal(err)
 	}
 	before := contents(t, asAdmin, ns)

@@ -41,13 +41,13 @@ func newClient(t testing.TB, cfg *rest.Config) client.Client {
 	return c
 }
 
-// deploy deploys a broker in a namespace of the test, and simulates the controller that issues tokens into Secrets,
-// which the test's API server lacks. The tokens are valid.
+// deploy deploys a broker that admits any cluster in a namespace of the test, and simulates the controller that issues tokens
+// into Secrets, which the test's API server lacks. The tokens are valid.
 func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
 	t.Helper()
 	cfg := brokerServer.Config(t)
 	asAdmin := newClient(t, cfg)
-	b.Server, b.CA, b.TokenTTL = cfg.Host, cfg.CAData, time.Hour
+	b.Server, b.CA, b.TokenTTL, b.AdmitAnyCluster = cfg.Host, cfg.CAData, time.Hour, true
 	d, err := DeployBroker(t.Context(), asAdmin, b)
 	if err != nil {
 		t.Fatal(err)
@@ -92,9 +92,24 @@ func cluster(t *testing.T, s *apitest.Server) client.Client {
 // reserve registers a cluster on the broker and does nothing else.
 func reserve(t *testing.T, broker client.Client, uid string, r Request) (Joined, error) {
 	t.Helper()
+	config, err := readConfig(t.Context(), broker, r.Broker.Namespace)
+	if err != nil {
+		t.Error(err)
+		return Joined{}, err
+	}
 	var j Joined
-	err := r.register(t.Context(), broker, uid, discovery{}, &j)
+	_, err = r.register(t.Context(), broker, config, uid, discovery{}, &j)
 	return j, err
+}
+
+// invite returns an invitation to the broker of info.
+func invite(t *testing.T, asAdmin client.Client, info BrokerInfo, id clusterset.ClusterID) BrokerInfo {
+	t.Helper()
+	invited, err := Invite(t.Context(), asAdmin, Invitation{Namespace: info.Namespace, ClusterID: id, TTL: time.Hour, Server: info.Server, CA: info.CA})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return invited
 }
 
 // credentials returns the credentials in a member's Secret, as the kubelet mounts them.

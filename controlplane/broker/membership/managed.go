@@ -88,14 +88,14 @@ func ownMember(ctx context.Context, member client.Client, namespace string) (*v1
 	}
 }
 
-// relist adds a revoked member to the ClusterSetConfig again. It returns ErrNoMember for one that has left or is unknown.
-func (m managedMember) relist(ctx context.Context, broker client.Client) error {
+// relist adds a revoked member to the ClusterSetConfig again, and returns that. It returns ErrNoMember for one that has left or
+// is unknown.
+func (m managedMember) relist(ctx context.Context, broker client.Client) (config *v1alpha1.ClusterSetConfig, err error) {
 	if m.registered == nil || m.registered.Spec.LeftAt != nil {
-		return fmt.Errorf("%w: cluster %s has left; let it join again", ErrNoMember, m.id)
+		return nil, fmt.Errorf("%w: cluster %s has left; let it join again", ErrNoMember, m.id)
 	}
-	err := retry.RetryOnConflict(contention, func() error {
-		config, err := readConfig(ctx, broker, m.brokerNamespace)
-		if err != nil {
+	err = retry.RetryOnConflict(contention, func() error {
+		if config, err = readConfig(ctx, broker, m.brokerNamespace); err != nil {
 			return err
 		}
 		if len(withoutMember(config.Spec.Members, m.id)) < len(config.Spec.Members) {
@@ -105,9 +105,9 @@ func (m managedMember) relist(ctx context.Context, broker client.Client) error {
 		return broker.Update(ctx, config, admin.FieldOwner)
 	})
 	if err != nil {
-		return fmt.Errorf("list cluster %s in the ClusterSetConfig: %w", m.id, err)
+		return nil, fmt.Errorf("list cluster %s in the ClusterSetConfig: %w", m.id, err)
 	}
-	return publishBlocks(ctx, broker, m.brokerNamespace)
+	return config, publishBlocks(ctx, broker, m.brokerNamespace)
 }
 
 // readMember reads a registration on the broker, which may be a tombstone. It returns ErrNoMember, with a list of the

@@ -109,5 +109,5 @@ func Set(ctx context.Context, broker client.Client, namespace, id string, addres
 		}
 		given = slices.DeleteFunc(given, func(s string) bool { return s == "" })
 		return registration(namespace, own.ClusterUID, given, spec), nil
-	})
+	}, nil)
 }

@@ -32,6 +32,9 @@ var (
 	ErrNoMember = errors.New("no such member")
 )
 
+// errNoCredentials means that the broker's API server dropped the name of the credential.
+var errNoCredentials = fmt.Errorf("%w: the broker's CustomResourceDefinition clustersetconfigs.isthmus.dev lacks spec.members[].credential; run isthmusctl deploy-broker, which updates it and keeps all settings", ErrOlderDefinitions)
+
 // reservationPrefix plus a cluster's id is the annotation of the ClusterSetConfig that reserves the id and its addresses
 // until the Member exists. For example, two clusters join at the same time and both choose block 243.1.0.0/16: they write
 // the same object, so the API server refuses the second write as a conflict, and that join chooses the next block.
@@ -54,12 +57,15 @@ type reservations struct {
 	gone   map[string]v1alpha1.MemberSpec // tombstones, by id
 }
 
-// claim is one cluster's id and addresses.
+// claim is one cluster's id and addresses. That of an invitation has no ClusterUID.
 type claim struct {
 	id         string
 	registered bool // it has a Member, and not only a reservation
 	reservation
 }
+
+// invited reports whether the cluster has an invitation and has not begun to join.
+func (c *claim) invited() bool { return !c.registered && c.ClusterUID == "" }
 
 // readConfig reads the ClusterSetConfig. A namespace without one is not a broker.
 func readConfig(ctx context.Context, broker client.Client, namespace string) (*v1alpha1.ClusterSetConfig, error) {
@@ -101,6 +107,12 @@ func readReservations(ctx context.Context, broker client.Client, namespace strin
 		}
 		all.claims = append(all.claims, claim{m.Name, true, reservation{m.Annotations[annotationClusterUID], m.Annotations[annotationGiven], m.Spec}})
 	}
+	// An invitation has only blocks.
+	for _, b := range config.Spec.Members {
+		if all.own(b.ClusterID) == nil {
+			all.claims = append(all.claims, claim{id: b.ClusterID, reservation: reservation{Spec: v1alpha1.MemberSpec{ClusterID: b.ClusterID, ClusterSetIPCIDR: b.ClusterSetIPCIDR}}})
+		}
+	}
 	// A Member takes precedence over its reservation, and so comes later.
 	slices.SortStableFunc(all.claims, func(a, b claim) int { return strings.Compare(a.id, b.id) })
 	return all, nil
@@ -123,8 +135,11 @@ func (all *reservations) others(id string) []claim {
 }
 
 // register writes the Member that decide derives from the reservations. It may call decide several times, and writes the
-// last result; if decide fails, it writes nothing. An interrupted register leaves a reservation until it is repeated.
-func register(ctx context.Context, broker client.Client, namespace, id string, decide func(*reservations) (*v1alpha1.Member, error)) (*v1alpha1.Member, error) {
+// last result; if decide fails, it writes nothing. Between the reservation and the Member it calls equip, if that is not nil, with
+// the name of the Secret for the member's tokens. An interrupted register leaves a reservation until it is repeated.
+func register(ctx context.Context, broker client.Client, namespace, id string, decide func(*reservations) (*v1alpha1.Member, error),
+	equip func(credential string) error,
+) (*v1alpha1.Member, error) {
 	annotation := reservationPrefix + id
 	var m *v1alpha1.Member
 	var config *v1alpha1.ClusterSetConfig
@@ -146,6 +161,9 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 		config = all.config
 		metav1.SetMetaDataAnnotation(&config.ObjectMeta, annotation, string(text))
 		config.Spec.Members = withBlocks(config.Spec.Members, id, m.Spec.ClusterSetIPCIDR)
+		if equip != nil && config.Spec.Credential(id) == "" {
+			config.Spec.Members = withCredential(config.Spec.Members, id, newCredential(id))
+		}
 		return broker.Update(ctx, config, admin.FieldOwner) // unwrapped, because RetryOnConflict checks for a conflict
 	})
 	if err != nil {
@@ -153,6 +171,14 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 	}
 	if !slices.ContainsFunc(config.Spec.Members, func(b v1alpha1.MemberBlocks) bool { return b.ClusterID == id }) {
 		return nil, fmt.Errorf("%w: the broker's CustomResourceDefinition clustersetconfigs.isthmus.dev lacks spec.members; run isthmusctl deploy-broker, which updates it and keeps all settings", ErrOlderDefinitions)
+	}
+	if equip != nil {
+		if config.Spec.Credential(id) == "" {
+			return nil, errNoCredentials
+		}
+		if err := equip(config.Spec.Credential(id)); err != nil {
+			return nil, err
+		}
 	}
 	if err := admin.Apply(ctx, broker, m); err != nil {
 		return nil, err
@@ -176,10 +202,22 @@ func release(ctx context.Context, broker client.Client, config *v1alpha1.Cluster
 	return nil
 }
 
-// withBlocks returns list with the blocks of id, sorted by id.
+// withBlocks returns list with the blocks of id, sorted by id. It keeps the credential of id.
 func withBlocks(list []v1alpha1.MemberBlocks, id string, blocks []string) []v1alpha1.MemberBlocks {
-	list = append(withoutMember(list, id), v1alpha1.MemberBlocks{ClusterID: id, ClusterSetIPCIDR: blocks})
+	credential := v1alpha1.ClusterSetConfigSpec{Members: list}.Credential(id)
+	list = append(withoutMember(list, id), v1alpha1.MemberBlocks{ClusterID: id, ClusterSetIPCIDR: blocks, Credential: credential})
 	slices.SortFunc(list, func(a, b v1alpha1.MemberBlocks) int { return strings.Compare(a.ClusterID, b.ClusterID) })
+	return list
+}
+
+// withCredential returns list with the credential of id, if it has id.
+func withCredential(list []v1alpha1.MemberBlocks, id, credential string) []v1alpha1.MemberBlocks {
+	list = slices.Clone(list)
+	for i := range list {
+		if list[i].ClusterID == id {
+			list[i].Credential = credential
+		}
+	}
 	return list
 }
 
