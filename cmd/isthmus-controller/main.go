@@ -268,6 +268,12 @@ func describe(s broker.State) status.Controller {
 	for _, m := range s.Members {
 		c.Members = append(c.Members, status.Member{ID: string(m.ID), State: status.MemberState(m.State.String()), Since: m.Since, Held: m.Held})
 	}
+	if t := s.Broker.Credential; t.Renewed {
+		c.Broker.Credential = &status.Credential{Expires: t.Expires}
+		if t.Err != nil {
+			c.Broker.Credential.Error = t.Err.Error()
+		}
+	}
 	if s.Broker.Err != nil {
 		c.Broker.Error = s.Broker.Err.Error()
 		c.Waiting = append(c.Waiting, c.Broker.Error)

@@ -14,7 +14,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/credential"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/export"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/imports"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
@@ -62,6 +64,7 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 	return errors.Join(
 		c.manager.Add(c.broker),
 		c.manager.Add(c.probe),
+		c.manager.Add(c.renewer),
 		c.manager.Add(c.members),
 		c.manager.Add(c.importer),
 		c.manager.Add(&liveness.Heartbeat{
@@ -78,7 +81,7 @@ func (c *Controller) newRegistration(recorder events.EventRecorder) *registratio
 	return &registration{
 		self:   types.NamespacedName{Namespace: c.cfg.Namespace, Name: string(c.cluster)},
 		client: c.manager.GetClient(), events: recorder, log: c.cfg.Log,
-		decisions: make(chan withdrawal.Decision, 64), dnsResults: make(chan bool), released: withdrawal.Releases{},
+		decisions: make(chan withdrawal.Decision, 64), dnsResults: make(chan bool), credentials: make(chan struct{}, 1), released: withdrawal.Releases{},
 	}
 }
 
@@ -101,6 +104,18 @@ func (c *Controller) newTracker() *liveness.Tracker {
 // connectBroker creates the broker client, which reports Leases to the tracker and decisions to own.
 func (c *Controller) connectBroker(ctx context.Context, own *registration) error {
 	var err error
+	c.renewer, err = credential.New(credential.Config{
+		Self: c.cluster, Broker: c.cfg.Broker, BrokerNamespace: c.cfg.BrokerNamespace, Local: c.cfg.Local, Namespace: c.cfg.Namespace,
+		ClusterSet: func(ctx context.Context) (v1alpha1.ClusterSetConfigSpec, error) {
+			config := &v1alpha1.ClusterSetConfig{}
+			err := c.broker.Client().Get(ctx, client.ObjectKey{Namespace: c.cfg.BrokerNamespace, Name: v1alpha1.ClusterSetConfigName}, config)
+			return config.Spec, err
+		},
+		Changed: own.credentialChanged, Log: c.cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
 	c.broker, err = brokerclient.New(ctx, brokerclient.Config{
 		REST: c.cfg.Broker, Namespace: c.cfg.BrokerNamespace, Self: c.cluster, BrokerTime: c.settings.brokerTime,
 		Remembered: func(name clusterset.ServiceName) map[clusterset.ClusterID]time.Time {
@@ -112,13 +127,19 @@ func (c *Controller) connectBroker(ctx context.Context, own *registration) error
 				c.members.Forget(id)
 			}
 		},
+		CredentialEnded: func() string {
+			if s := c.renewer.State(); s.Ended {
+				return s.Err.Error()
+			}
+			return ""
+		},
 		Hold:    withdrawal.DefaultTimes().Scale(c.settings.scale),
 		Decided: own.decided, Log: c.cfg.Log,
 	})
 	if err != nil {
 		return err
 	}
-	own.broker = c.broker
+	own.broker, own.credential = c.broker, c.renewer.State
 	c.probe = brokerclient.NewProbe(c.broker)
 	return nil
 }

@@ -30,6 +30,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/credential"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/imports"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -83,12 +84,14 @@ type Controller struct {
 	manager  ctrl.Manager
 	broker   *brokerclient.Broker
 	probe    *brokerclient.Probe
+	renewer  *credential.Renewer
 	members  *liveness.Tracker
 	importer *imports.Reconciler
 }
 
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=isthmus-system
 // +kubebuilder:rbac:groups="",resources=events,verbs=create;patch,namespace=isthmus-system
+// +kubebuilder:rbac:groups="",resources=secrets,resourceNames=isthmus-broker,verbs=patch,namespace=isthmus-system
 
 // New prepares a Controller. It reads the cluster's Member, so it needs the cluster's API server; the broker may be
 // away. Its errors tell an administrator what to correct.

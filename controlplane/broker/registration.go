@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -24,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/credential"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -44,10 +46,13 @@ type registration struct {
 	self       types.NamespacedName
 	client     client.Client
 	broker     registrar
+	credential func() credential.State
 	events     events.EventRecorder
 	log        *slog.Logger
 	decisions  chan withdrawal.Decision
 	dnsResults chan bool // whether the cluster's DNS answers for clusterset.local, at each change
+
+	credentials chan struct{} // after each renewal of the token for the broker, or a failure
 
 	mu         sync.Mutex
 	released   withdrawal.Releases // the handled requests of the annotation
@@ -130,6 +135,7 @@ func (r *registration) writeStatus(ctx context.Context, m *v1alpha1.Member) erro
 	}
 	setChanged(&written.Status.Conditions, r.holdCondition(), m.Generation)
 	setChanged(&written.Status.Conditions, r.dnsCondition(), m.Generation)
+	setChanged(&written.Status.Conditions, r.credentialCondition(), m.Generation)
 	if equality.Semantic.DeepEqual(written.Status, m.Status) {
 		return nil
 	}
@@ -192,6 +198,40 @@ func (r *registration) dnsCondition() metav1.Condition {
 	}
 }
 
+// credentialCondition reports until when the token for the broker is valid, and why it is not renewed. It is Unknown for a
+// credential that the controller does not renew.
+func (r *registration) credentialCondition() metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionCredentialValid, Status: metav1.ConditionUnknown}
+	if r.credential == nil {
+		return c
+	}
+	s := r.credential()
+	switch {
+	case !s.Managed:
+		return c
+	case s.Ended:
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.ReasonCredentialEnded, s.Err.Error()
+	case s.Err != nil && !s.Expires.IsZero():
+		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonCredentialNotRenewed
+		c.Message = fmt.Sprintf("the token for the broker is valid until %s and is not renewed: %s", s.Expires.UTC().Format(time.RFC3339), s.Err)
+	case s.Expires.IsZero():
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonCredentialWithoutTerm
+		c.Message = "the token for the broker does not expire; the controller replaces it when isthmusctl deploy-broker has updated the broker"
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonCredentialRenewed
+		c.Message = fmt.Sprintf("the token for the broker is valid until %s; the controller renews it", s.Expires.UTC().Format(time.RFC3339))
+	}
+	return c
+}
+
+// credentialChanged enqueues the Member after a renewal. It never waits.
+func (r *registration) credentialChanged() {
+	select {
+	case r.credentials <- struct{}{}:
+	default:
+	}
+}
+
 // reportDNS records an event if the condition changed since m.
 func (r *registration) reportDNS(m *v1alpha1.Member, is *metav1.Condition) {
 	was := meta.FindStatusCondition(m.Status.Conditions, v1alpha1.ConditionNamesResolve)
@@ -222,6 +262,7 @@ func (r *registration) forward(ctx context.Context, q workqueue.TypedRateLimitin
 				return
 			case d := <-r.decisions:
 				r.report(d)
+			case <-r.credentials:
 			case answers := <-r.dnsResults:
 				r.mu.Lock()
 				r.dnsAnswers = &answers

@@ -28,6 +28,14 @@ type Broker struct {
 	Server, Namespace string
 	Seen              time.Time // the last successful answer; zero without one
 	Err               error     // the current fault and its remedy; nil while the broker answers
+	Credential        Credential
+}
+
+// Credential describes the member's token for the broker.
+type Credential struct {
+	Renewed bool      // the controller renews it
+	Expires time.Time // zero if it does not expire
+	Err     error     // the reason why it is not renewed, or has ended; nil without a fault
 }
 
 // State returns the current State. Any goroutine may call it at any time.
@@ -37,6 +45,8 @@ func (c *Controller) State() State {
 		Cluster: c.cluster,
 		Broker:  Broker{Server: c.cfg.Broker.Host, Namespace: c.cfg.BrokerNamespace, Seen: reach.Seen, Err: reach.Err},
 	}
+	token := c.renewer.State()
+	s.Broker.Credential = Credential{Renewed: token.Managed, Expires: token.Expires, Err: token.Err}
 	select {
 	case <-c.manager.Elected():
 		s.Leader = true

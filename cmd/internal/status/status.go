@@ -182,6 +182,14 @@ type Broker struct {
 	Reachable bool      `json:"reachable"`
 	Seen      time.Time `json:"seen,omitzero"` // time of its last answer
 	Error     string    `json:"error,omitempty"`
+	// Credential is the member's token for the broker; nil if the controller does not renew it.
+	Credential *Credential `json:"credential,omitempty"`
+}
+
+// Credential is a member's token for the broker.
+type Credential struct {
+	Expires time.Time `json:"expires,omitzero"` // zero if it does not expire
+	Error   string    `json:"error,omitempty"`  // why it is not renewed, or has ended
 }
 
 // Handler serves the result of current as JSON. It calls current for each request, from several goroutines.

@@ -55,6 +55,8 @@ type Config struct {
 	LeaseDeleted func(clusterset.ClusterID)
 	// Left receives a member that left, or that joined again after that.
 	Left func(id clusterset.ClusterID, left bool)
+	// CredentialEnded returns why the broker refuses a token that has expired, and the remedy; "" if it has not. Nil means none.
+	CredentialEnded func() string
 	// Hold are the times of the withdrawal guards, and Decided receives their decisions.
 	Hold    withdrawal.Times
 	Decided func(withdrawal.Decision)

@@ -100,11 +100,15 @@ func (p *Probe) probe(ctx context.Context, first bool) {
 // explain returns a sentence about the error of a probe that names the broker and the remedy.
 func (p *Probe) explain(err error) string {
 	where := fmt.Sprintf("broker %s, namespace %s,", p.broker.cfg.REST.Host, p.broker.cfg.Namespace)
+	again := fmt.Sprintf("run isthmusctl invite %[1]s there, and isthmusctl join with its file in cluster %[1]s", p.broker.cfg.Self)
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return where + " does not accept this member's credentials; run isthmusctl join again"
+		if ended := p.broker.cfg.CredentialEnded; ended != nil && ended() != "" {
+			return ended()
+		}
+		return where + " does not accept this member's credentials; " + again
 	case apierrors.IsForbidden(err):
-		return where + " denies this member its rights; run isthmusctl join again"
+		return where + " denies this member its rights; " + again
 	case apierrors.IsNotFound(err):
 		return where + " is not a broker yet; run isthmusctl deploy-broker there"
 	default:
