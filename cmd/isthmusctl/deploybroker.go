@@ -26,16 +26,19 @@ func deployBrokerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "deploy-broker",
 		Short: "Make a cluster the broker of a ClusterSet",
-		Long: `Make a cluster the broker of a ClusterSet, and write the file with which clusters join it.
+		Long: `Make a cluster the broker of a ClusterSet. Then isthmusctl invite writes a file for each cluster that joins it.
 
 The broker is a namespace with a few CRDs, and with admission policies that restrict each member to its own
 objects. It needs no program of Isthmus. A quota controller, which is optional, bounds what each member stores
 there: give --quota-controller where the broker's cluster can run pods, or run isthmus-controller
 --quota-controller elsewhere with a token of ServiceAccount isthmus-quota-controller.
 
-A second run keeps all settings that no flag names, and writes a new file; the earlier one stays valid until it
-expires. Members apply changed settings when they join again.`,
-		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig -o broker-info.yaml
+With --admit-any-cluster it also writes a file with which any new cluster joins, whatever its id. The holder of that
+file can add clusters, but cannot change present members or read Secrets. A run without the flag ends such files.
+
+A second run keeps all settings that no flag names. Members apply changed settings when they join again.`,
+		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig
+  isthmusctl deploy-broker --kubeconfig broker.kubeconfig --admit-any-cluster -o broker-info.yaml
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --clusterset-ip-cidr-range 243.0.0.0/8,fd00:10::/48
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --profile lighthouse
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --quota-controller isthmus/controller:v1.2.3`,
@@ -51,18 +54,30 @@ expires. Members apply changed settings when they join again.`,
 			if err := checkURL("broker-server", b.Server); err != nil {
 				return err
 			}
+			for _, flag := range []string{"output", "valid-for"} {
+				if cmd.Flags().Changed(flag) && !b.AdmitAnyCluster {
+					return fmt.Errorf("--%s requires --admit-any-cluster, which writes a file for clusters of any id; isthmusctl invite ID writes one for a single cluster", flag)
+				}
+			}
 			return deployBroker(cmd, t, b, output)
 		},
 	}
+	t.bind(cmd.Flags())
+	t.bindTimeout(cmd.Flags())
 	f := cmd.Flags()
-	t.bind(f)
-	t.bindTimeout(f)
-	f.StringVar(&b.Namespace, "broker-namespace", v1alpha1.DefaultBrokerNamespace, "namespace that becomes the broker")
-	f.StringVar(&b.ClusterSetID, "clusterset-id", "", "name of the ClusterSet (default: the present one, initially \"clusterset\")")
 	f.BoolVar(&enabled, "enable-clusterset-ip", true, "give exported Services a ClusterSetIP by default (default: the present value, initially that of the profile: true for kep, false for lighthouse)")
 	f.Lookup("enable-clusterset-ip").DefValue = "" // the text has it
 	f.StringSliceVar(&ranges, "clusterset-ip-cidr-range", nil,
 		"ranges of ClusterSetIPs, one per family (default: the present ones, initially 243.0.0.0/8 and a random /48)")
+	f.StringVarP(&output, "output", "o", "broker-info.yaml", "path of the file of --admit-any-cluster, readable by its owner only")
+	bindBrokerSettings(f, &b)
+	return cmd
+}
+
+// bindBrokerSettings binds the flags of a broker that need no further parsing.
+func bindBrokerSettings(f *pflag.FlagSet, b *membership.Broker) {
+	f.StringVar(&b.Namespace, "broker-namespace", v1alpha1.DefaultBrokerNamespace, "namespace that becomes the broker")
+	f.StringVar(&b.ClusterSetID, "clusterset-id", "", "name of the ClusterSet (default: the present one, initially \"clusterset\")")
 	f.StringVar(&b.Server, "broker-server", "", "URL at which members reach the broker (default: that of the kubeconfig)")
 	f.Int64Var(&b.ClusterSize, "clusterset-ip-cluster-size", 0,
 		"default number of addresses of a member's IPv4 block, rounded up to a power of two (default: the present value, initially 65536)")
@@ -72,9 +87,10 @@ expires. Members apply changed settings when they join again.`,
 	choice(f, &b.Settings.Endpoints, "endpoints", "endpoints that members export, those of pods or of the Service", v1alpha1.EndpointsPods, v1alpha1.EndpointsServiceVIP)
 	choice(f, &b.Settings.ConflictPrecedence, "conflict-precedence", "time by which the oldest export is determined", v1alpha1.PrecedenceExportTime, v1alpha1.PrecedenceBrokerTime)
 	f.StringVar(&b.QuotaController, "quota-controller", "", "image of isthmus-controller with which the broker's cluster runs the quota controller; none removes it (default: what is deployed stays)")
-	f.DurationVar(&b.TokenTTL, "valid-for", 24*time.Hour, "lifetime of the file")
-	f.StringVarP(&output, "output", "o", "broker-info.yaml", "file to write, readable by its owner only")
-	return cmd
+	f.DurationVar(&b.CredentialLifetime, "credential-lifetime", 0, "lifetime of members' credentials, which their controllers renew when half of it has passed (default: the present value, initially 168h)")
+	f.Lookup("credential-lifetime").DefValue = "" // the text has it
+	f.BoolVar(&b.AdmitAnyCluster, "admit-any-cluster", false, "write a file with which any new cluster joins; without it such files end")
+	f.DurationVar(&b.TokenTTL, "valid-for", 24*time.Hour, "lifetime of that file")
 }
 
 func deployBroker(cmd *cobra.Command, t target, b membership.Broker, output string) error {
@@ -98,20 +114,25 @@ func deployBroker(cmd *cobra.Command, t target, b membership.Broker, output stri
 		return err
 	}
 	info, config := d.Info, d.Config
-	if err := info.Write(output); err != nil {
-		return err
+	if b.AdmitAnyCluster {
+		if err := info.Write(output); err != nil {
+			return err
+		}
 	}
 	if err := printNotes(cmd, d.Notes...); err != nil {
 		return err
 	}
+	name := cmd.Root().DisplayName()
+	next := fmt.Sprintf("next: %s invite ID --kubeconfig FILE, for each cluster that joins\n", name)
+	if b.AdmitAnyCluster {
+		next = fmt.Sprintf("wrote %s, valid until %s; keep it secret, because it admits any new cluster\nnext: %s join %s --clusterid ID --kubeconfig FILE\n",
+			output, info.Expires.Format(time.RFC3339), name, output)
+	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), `the broker of ClusterSet %s is %s, namespace %s
 ClusterSetIPs come from %s, allocated %s
-wrote %s, valid until %s; keep it secret
-next: %s join %s --clusterid ID --kubeconfig FILE
-`,
+%s`,
 		info.ClusterSetID, info.Server, info.Namespace,
-		strings.Join(config.Spec.ClusterSetIPCIDRRange, " and "), allocationMode(config.Spec.ClusterSetIPEnabled),
-		output, info.Expires.Format(time.RFC3339), cmd.Root().DisplayName(), output)
+		strings.Join(config.Spec.ClusterSetIPCIDRRange, " and "), allocationMode(config.Spec.ClusterSetIPEnabled), next)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,22 +32,25 @@ type joinFlags struct {
 func joinCommand() *cobra.Command {
 	var j joinFlags
 	cmd := &cobra.Command{
-		Use:   "join BROKER-INFO",
+		Use:   "join INVITATION",
 		Short: "Make a cluster a member of the ClusterSet",
-		Long: `Make a cluster a member of the ClusterSet whose deploy-broker wrote BROKER-INFO.
+		Long: `Make a cluster a member of the ClusterSet, with the file that isthmusctl invite wrote for it, or with that of
+deploy-broker --admit-any-cluster.
 
 Join registers the cluster's id and the addresses of its pods, nodes and Services. It discovers them in the
 cluster's configuration, where that is possible, and in its present nodes. Other members ignore endpoints
 outside of them, so make sure that they cover nodes that you will add.
-The id is that of the cluster's ClusterProperty cluster.clusterset.k8s.io, if it has one; else join sets it.
+The id is that of the invitation, or of the cluster's ClusterProperty cluster.clusterset.k8s.io, if it has one; else
+join sets it. Join ends the invitation.
 
-Joining again keeps the ClusterSetIP blocks and the values of earlier flags, discovers the rest again, and
+Joining again, with another invitation, keeps the ClusterSetIP blocks and the values of earlier flags, discovers the rest again, and
 applies the ClusterSet's settings. A flag with an empty value discards its earlier value.`,
-		Example: `  isthmusctl join broker-info.yaml --kubeconfig a.kubeconfig --clusterid a
-  isthmusctl join broker-info.yaml --kubeconfig a.kubeconfig --clusterid a --pod-cidr 10.1.0.0/16 --node-cidr 192.0.2.0/24`,
+		Example: `  isthmusctl join invitation-a.yaml --kubeconfig a.kubeconfig
+  isthmusctl join invitation-a.yaml --kubeconfig a.kubeconfig --pod-cidr 10.1.0.0/16 --node-cidr 192.0.2.0/24
+  isthmusctl join broker-info.yaml --kubeconfig b.kubeconfig --clusterid b`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fmt.Errorf("join needs one argument, the file that deploy-broker wrote; it got %d", len(args))
+				return fmt.Errorf("join needs one argument, the file that isthmusctl invite wrote; it got %d", len(args))
 			}
 			return nil
 		},
@@ -69,13 +73,13 @@ applies the ClusterSet's settings. A flag with an empty value discards its earli
 func (j *joinFlags) bind(f *pflag.FlagSet) {
 	j.target.bind(f)
 	j.target.bindTimeout(f)
-	f.StringVar(&j.id, "clusterid", "", "the cluster's id: a-z, 0-9 and '-', or two such parts joined by a dot (default: that of its ClusterProperty)")
+	f.StringVar(&j.id, "clusterid", "", "the cluster's id: a-z, 0-9 and '-', or two such parts joined by a dot (default: that of the invitation or of its ClusterProperty)")
 	f.StringVarP(&j.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "installation namespace of Isthmus in the cluster, which need not exist yet")
 	f.StringSliceVar(&j.blocks, "clusterset-ip-cidr", nil, "blocks of the cluster's ClusterSetIPs, one per family (default: the lowest free ones)")
 	f.BoolVar(&j.enabled, "enable-clusterset-ip", true, "give Services exported here a ClusterSetIP by default (default: as in the ClusterSet)")
 	f.Lookup("enable-clusterset-ip").DefValue = "" // the text has it
 	bindAddresses(f, &j.pods, &j.nodes, &j.services, &j.extra, "discovered in the cluster")
-	f.StringVar(&j.server, "broker-server", "", "URL at which this cluster reaches the broker (default: that of BROKER-INFO)")
+	f.StringVar(&j.server, "broker-server", "", "URL at which this cluster reaches the broker (default: that of INVITATION)")
 }
 
 // request validates the flags and returns the request that they describe.
@@ -134,7 +138,7 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 		return err
 	}
 	brokerCfg := info.RESTConfig()
-	prepare(brokerCfg, origin{address: "broker-info " + file, credentials: "broker-info " + file, fix: renewInfo}, t.timeout)
+	prepare(brokerCfg, origin{address: "file " + file, credentials: "file " + file, fix: renewInfo}, t.timeout)
 	broker, err := connect(brokerCfg)
 	if err != nil {
 		return err
@@ -144,7 +148,7 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 		elsewhere := info
 		elsewhere.Server = *r.Server
 		memberCfg := elsewhere.RESTConfig()
-		prepare(memberCfg, origin{address: "--broker-server", credentials: "broker-info " + file, fix: renewInfo}, t.timeout)
+		prepare(memberCfg, origin{address: "--broker-server", credentials: "file " + file, fix: renewInfo}, t.timeout)
 		unanswered, err := tryBroker(cmd.Context(), memberCfg, r.Broker.Namespace)
 		if err != nil {
 			return err
@@ -152,7 +156,7 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 		if unanswered != nil {
 			notes = []string{
 				unanswered.text,
-				fmt.Sprintf("so the URL is not checked, and cluster %s may not reach its broker; %s status shows whether it does", r.ClusterID, cmd.Root().DisplayName()),
+				fmt.Sprintf("so the URL is not checked, and cluster %s may not reach its broker; %s status shows whether it does", cmp.Or(string(r.ClusterID), info.ClusterID), cmd.Root().DisplayName()),
 			}
 		}
 	}
@@ -179,8 +183,8 @@ next: helm upgrade --install isthmus deploy/helm/isthmus --namespace %s, then %s
 	return err
 }
 
-// renewInfo is the remedy for invalid credentials of a broker-info file.
-const renewInfo = "run isthmusctl deploy-broker, which writes a file with new ones"
+// renewInfo is the remedy for invalid credentials of an invitation or a broker-info file.
+const renewInfo = "the file was used, was replaced or has expired; run isthmusctl invite on the broker, which writes another one"
 
 // sources formats addresses with their source, one line per kind.
 func sources(all []membership.Source) string {

@@ -42,8 +42,9 @@ func newCommand() *cobra.Command {
 
 A ClusterSet starts with a broker, a Kubernetes API server that all clusters reach. Clusters join it, and a
 Service that one of them exports is reachable in all of them as NAME.NAMESPACE.svc.clusterset.local.`,
-		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig -o broker-info.yaml
-  isthmusctl join broker-info.yaml --kubeconfig a.kubeconfig --clusterid a
+		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig
+  isthmusctl invite a --kubeconfig broker.kubeconfig
+  isthmusctl join invitation-a.yaml --kubeconfig a.kubeconfig
   isthmusctl export service hello -n demo --kubeconfig a.kubeconfig
   isthmusctl status --wait --kubeconfig a.kubeconfig`,
 		SilenceErrors: true, // main prints the error, once
@@ -57,7 +58,7 @@ Service that one of them exports is reachable in all of them as NAME.NAMESPACE.s
 	root.CompletionOptions.HiddenDefaultCmd = true
 	usage.Explain(root)
 	root.AddCommand(
-		deployBrokerCommand(), joinCommand(), leaveCommand(), memberCommand(), rotateCommand(), revokeCommand(),
+		deployBrokerCommand(), inviteCommand(), joinCommand(), leaveCommand(), memberCommand(), rotateCommand(), revokeCommand(),
 		exportCommand(), unexportCommand(), statusCommand(), dnsCommand(), showCommand(), explainCommand(), observeCommand(), releaseHoldCommand(), gatewayCommand(), federationCommand(), versionCommand(),
 	)
 	return root

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
@@ -209,12 +210,27 @@ func (r *report) writeCluster(w textWriter) {
 	w.line("controller\t%d of %d ready", r.Controller.Ready, r.Controller.Desired)
 	if b := r.Controller.Broker; b != nil {
 		w.line("broker\t%s, %s", b.Server, map[bool]string{true: "reachable", false: "not reachable"}[b.Reachable])
+		if b.Credential != nil {
+			w.line("credential\t%s", credentialText(*b.Credential))
+		}
 	}
 	w.line("agents\t%d of %d ready", r.Agents.Ready, r.Agents.Desired)
 	if dns := r.Agents.clusterDNS(); dns != "" {
 		w.line("cluster DNS\t%s", dns)
 	}
 	w.line("services\t%d exported here, %d imported", r.Services.Exports, r.Services.Imports)
+}
+
+// credentialText describes the member's token for the broker.
+func credentialText(c status.Credential) string {
+	text := "does not expire"
+	if !c.Expires.IsZero() {
+		text = "valid until " + since(c.Expires)
+	}
+	if c.Error != "" {
+		return text + ", not renewed: " + c.Error
+	}
+	return text
 }
 
 // writeMembers prints the table of the other members.

@@ -265,20 +265,25 @@ func (tb *Testbed) labelZone(ctx context.Context) error {
 // install deploys the broker and makes Members members.
 func (tb *Testbed) install(ctx context.Context) error {
 	tb.Step("isthmusctl deploy-broker")
-	if _, err := tb.Isthmusctl(ctx, broker, "deploy-broker", "-o", tb.brokerInfo()); err != nil {
+	if _, err := tb.Isthmusctl(ctx, broker, "deploy-broker"); err != nil {
 		return err
 	}
 	return tb.Join(ctx, Members()...)
 }
 
-// brokerInfo is the file that deploy-broker writes and join reads.
-func (tb *Testbed) brokerInfo() string { return filepath.Join(tb.Lab.Dir(), "broker-info.yaml") }
+// invitation is the file that invite writes and join reads.
+func (tb *Testbed) invitation(member string) string {
+	return filepath.Join(tb.Lab.Dir(), "invitation-"+member+".yaml")
+}
 
 // Join makes clusters members of the ClusterSet, installs Isthmus in them and waits until all of it is ready.
 func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 	for _, member := range clusters {
-		tb.Step("isthmusctl join --clusterid %s", member)
-		if _, err := tb.Isthmusctl(ctx, member, "join", tb.brokerInfo(), "--clusterid", member); err != nil {
+		tb.Step("isthmusctl invite and join %s", member)
+		if _, err := tb.Isthmusctl(ctx, broker, "invite", member, "-o", tb.invitation(member)); err != nil {
+			return err
+		}
+		if _, err := tb.Isthmusctl(ctx, member, "join", tb.invitation(member)); err != nil {
 			return err
 		}
 	}
