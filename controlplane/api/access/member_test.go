@@ -254,9 +254,10 @@ func TestFormerAndForeignAccounts(t *testing.T) {
 	}
 
 	// Without a configuration nobody writes, and what is there can still be removed.
+	remaining := b.member("b")
 	b.noError(b.admin.Delete(t.Context(), config))
 	b.await("the missing configuration is noticed", func() error {
-		return refused(b.dryRun(b.member("b"), b.lease("b")), "no params found")
+		return refused(b.dryRun(remaining, b.lease("b")), "no params found")
 	})
 	for _, obj := range []client.Object{&isthmus.ExportRecord{}, &discoveryv1.EndpointSlice{}, &v1beta1.ServiceImport{}, &coordinationv1.Lease{}} {
 		b.noError(b.admin.DeleteAllOf(t.Context(), obj, client.InNamespace(b.namespace)))

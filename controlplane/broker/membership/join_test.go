@@ -98,6 +98,7 @@ func TestJoin(t *testing.T) {
 	// Joining again keeps the allocated values, and the values of earlier flags.
 	r.Addresses = Addresses{Pods: cidrs("10.1.0.0/16", "10.11.0.0/16")}
 	r.Blocks = cidrs("243.7.0.0/16")
+	awaitPolicies(t, broker, "join")
 	if _, err := Join(t.Context(), broker, member, r); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "it joins with an invitation: isthmusctl invite") {
 		t.Errorf("joined again with a broker-info file: %v", err)
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -62,6 +65,22 @@ func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
 		}
 	})
 	return d.Info, asAdmin
+}
+
+// awaitPolicies waits until the API server enforces the policies of a new broker, given a client with a broker-info file.
+func awaitPolicies(t *testing.T, joining client.Client, namespace string) {
+	t.Helper()
+	err := admin.Await(t.Context(), "the policies are not in effect", func() (bool, error) {
+		odd := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "odd"}}
+		err := joining.Create(t.Context(), odd, client.DryRunAll)
+		if apierrors.IsForbidden(err) {
+			return true, nil
+		}
+		return false, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // request returns a Request to join the broker of info, with addresses that depend on n.
