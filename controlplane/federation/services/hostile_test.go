@@ -129,18 +129,38 @@ func (f *fuzz) attacks() (all []client.Object) {
 	return all
 }
 
-// A child moves ClusterSetIPs of others by a Node whose pods have these addresses. This is not held yet, see docs/security.md.
+// A child claims ClusterSetIPs of others by a Node: they stay, and it alone does not get them. Services name its Node.
 func TestHostileNode(t *testing.T) {
 	f := newFuzz(t)
-	vip := f.vips["bystander-0"][0] + "/32"
-	node, err := hostile.Objects("c", "a node", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "hostile"}, Spec: corev1.NodeSpec{PodCIDR: vip, PodCIDRs: []string{vip}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, harm := f.trial(node)
-	t.Log(harm)
-	if harm == nil {
-		t.Error("no harm is left; say so in docs/security.md")
+	vip := f.vips["bystander-0"][0]
+	for name, node := range map[string]corev1.Node{
+		"a pod's":        {Spec: corev1.NodeSpec{PodCIDR: vip + "/32", PodCIDRs: []string{vip + "/32"}}},
+		"all pods'":      {Spec: corev1.NodeSpec{PodCIDR: "243.0.0.0/24", PodCIDRs: []string{"243.0.0.0/24"}}},
+		"beyond":         {Spec: corev1.NodeSpec{PodCIDR: "243.0.0.0/8", PodCIDRs: []string{"243.0.0.0/8"}}},
+		"the node's own": {Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: vip}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node.Name = "hostile"
+			f.create("c", &node)
+			defer func() {
+				f.delete("c", &node)
+				if err := f.settle(f.harm); err != nil {
+					t.Error(err)
+				}
+			}()
+			f.change()
+			f.sync()
+			f.sync()
+			if err := f.settle(f.harm); err != nil {
+				t.Error(err)
+			}
+			if svc, _ := get[corev1.Service](f.testbed, "a", f.namespace, "bystander-0"); !strings.Contains(svc.Annotations[status], "cluster c does not get the ClusterSetIP: "+vip+" belongs to node hostile of cluster c") {
+				t.Errorf("the member Service's status is %q", svc.Annotations[status])
+			}
+			if got := f.vip("c", "bystander-0"); slices.Contains(got, vip) {
+				t.Errorf("c has %v", got)
+			}
+		})
 	}
 }
 

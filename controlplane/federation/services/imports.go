@@ -1,6 +1,7 @@
 package services
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,10 @@ func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all
 	if imp.IPs, err = r.vips.of(ctx, s, into, all); err != nil {
 		return err
 	}
+	var owner string
+	if imp.IPs, owner = s.blocked.withhold(into.ID(), imp.IPs); owner != "" {
+		owner += "; give spec.clusterSetIP.ranges of the Federation a range that no cluster uses"
+	}
 	for _, a := range imp.IPs {
 		imp.Families = append(imp.Families, clusterset.FamilyOf(a))
 	}
@@ -60,13 +65,13 @@ func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all
 		want.ResourceVersion, want.UID = have.ResourceVersion, have.UID
 		if faults := r.vips.faults(have, s.blocked); len(faults) > 0 {
 			into.Event(have, corev1.EventTypeWarning, ReasonForeignAddress, fmt.Sprintf("%s; the import was replaced and has %s now",
-				strings.Join(faults, "; "), strings.Join(want.Spec.IPs, ", ")))
+				strings.Join(faults, "; "), cmp.Or(strings.Join(want.Spec.IPs, ", "), "no address")))
 		}
 		err = into.Replace(ctx, want)
 	default:
 		err = into.Create(ctx, want)
 	}
-	if r.recordImportRejection(into.ID(), s, err) {
+	if r.recordWithheld(into.ID(), s, owner, err) {
 		r.requeue(s.name) // all member Services report it
 	}
 	if err != nil {
@@ -75,10 +80,15 @@ func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all
 	return r.applyImportStatus(ctx, into, want, status)
 }
 
-// recordImportRejection records whether a cluster accepts the ClusterSetIP, given the error of the write, and reports whether
-// that changed.
-func (r *Reconciler) recordImportRejection(cluster clusterset.ClusterID, s *snapshot, err error) bool {
+// recordWithheld records whether a cluster gets the ClusterSetIP, given its owner in that cluster and the error of the write, and
+// reports whether that changed.
+func (r *Reconciler) recordWithheld(cluster clusterset.ClusterID, s *snapshot, owner string, err error) bool {
 	key := taken{cluster, s.name}
+	if err == nil && owner != "" {
+		text := fmt.Sprintf("cluster %s does not get the ClusterSetIP: %s", cluster, owner)
+		before, _ := r.rejectedVIPs.Swap(key, text)
+		return before != text
+	}
 	if err == nil {
 		_, was := r.rejectedVIPs.LoadAndDelete(key)
 		return was

@@ -17,18 +17,41 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// ownAddresses are addresses of members themselves that lie in the ranges of ClusterSetIPs, each with its owner as text. An
+// ownAddresses are addresses of members themselves that lie in the ranges of ClusterSetIPs, as they matter to one Service. An
 // administrator who chose ranges apart from all clusters' addresses has none.
-type ownAddresses map[netip.Prefix]string
+type ownAddresses []ownAddress
 
-// owner returns the owner of a, "" if no member has it.
+// ownAddress is a member's claim that addresses are its own.
+type ownAddress struct {
+	netip.Prefix
+	cluster clusterset.ClusterID
+	owner   string // a text
+	// settled are ClusterSetIPs that the Service has in most of the other members. No claim of one member moves them.
+	settled []netip.Addr
+}
+
+// owner returns the owner of a, "" if no member has it, or it is settled.
 func (o ownAddresses) owner(a netip.Addr) string {
-	for p, text := range o {
-		if p.Contains(a) {
-			return text
+	for _, claim := range o {
+		if claim.Contains(a) && !slices.Contains(claim.settled, a) {
+			return claim.owner
 		}
 	}
 	return ""
+}
+
+// withhold returns addrs without those that belong to a cluster itself, which must not get them as ClusterSetIPs, and the
+// owner of the first of these.
+func (o ownAddresses) withhold(cluster clusterset.ClusterID, addrs []netip.Addr) (rest []netip.Addr, owner string) {
+	for _, a := range addrs {
+		i := slices.IndexFunc(o, func(claim ownAddress) bool { return claim.cluster == cluster && claim.Contains(a) })
+		if i < 0 {
+			rest = append(rest, a)
+		} else if owner == "" {
+			owner = fmt.Sprintf("%s belongs to %s", a, o[i].owner)
+		}
+	}
+	return rest, owner
 }
 
 // owner names a Service or a node that had addresses in the ranges when it was last seen.
@@ -76,9 +99,8 @@ func (v *vips) note(cluster clusterset.ClusterID, o client.Object) {
 	}
 }
 
-// own returns the members' own addresses in the ranges.
-func (v *vips) own(ctx context.Context, all []reconcile.Member) ownAddresses {
-	own := ownAddresses{}
+// own returns the members' own addresses in the ranges, as they matter to a Service.
+func (v *vips) own(ctx context.Context, name clusterset.ServiceName, all []reconcile.Member) (own ownAddresses, err error) {
 	v.owners.Range(func(key, _ any) bool {
 		k, _ := key.(owner)
 		i := slices.IndexFunc(all, func(m reconcile.Member) bool { return m.ID() == k.cluster })
@@ -96,11 +118,68 @@ func (v *vips) own(ctx context.Context, all []reconcile.Member) ownAddresses {
 			v.owners.Delete(key)
 		}
 		for _, p := range addresses {
-			own[p] = text
+			own = append(own, ownAddress{Prefix: p, cluster: k.cluster, owner: text})
 		}
 		return true
 	})
-	return own
+	if len(own) == 0 {
+		return nil, nil
+	}
+	imports, err := v.addressesIn(ctx, name, all)
+	for i := range own {
+		own[i].settled = settled(imports, own[i].cluster)
+	}
+	return own, err
+}
+
+// addressesIn returns the addresses of our ServiceImports of a Service in each member that was read.
+func (v *vips) addressesIn(ctx context.Context, name clusterset.ServiceName, all []reconcile.Member) (map[clusterset.ClusterID][]netip.Addr, error) {
+	imports := map[clusterset.ClusterID][]netip.Addr{}
+	for _, m := range all {
+		if !m.Synced() {
+			continue
+		}
+		si, err := ourImport(ctx, m, name)
+		if err != nil {
+			return nil, err
+		}
+		imports[m.ID()] = parseIPs(si)
+	}
+	return imports, nil
+}
+
+// settled returns the addresses that most members other than cluster have.
+func settled(imports map[clusterset.ClusterID][]netip.Addr, cluster clusterset.ClusterID) (all []netip.Addr) {
+	others := 0
+	members := map[netip.Addr]int{} // with that address
+	for id, addrs := range imports {
+		if id == cluster {
+			continue
+		}
+		others++
+		for _, a := range slices.Compact(addrs) {
+			members[a]++
+		}
+	}
+	for a, n := range members {
+		if 2*n > others {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// ourImport returns the federation's ServiceImport of a Service in a member, an empty one if there is none.
+func ourImport(ctx context.Context, m reconcile.Member, name clusterset.ServiceName) (*v1beta1.ServiceImport, error) {
+	var si v1beta1.ServiceImport
+	err := m.Get(ctx, client.ObjectKey(name), &si)
+	if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, objectcache.ErrKindMissing) {
+		return nil, fmt.Errorf("read service import %s in cluster %s: %w", name, m.ID(), err)
+	}
+	if err != nil || !offers.IsOurs(&si) {
+		return &v1beta1.ServiceImport{}, nil
+	}
+	return &si, nil
 }
 
 // fault returns why a cannot be a ClusterSetIP of this federation, "" if it can.
@@ -130,15 +209,11 @@ func (v *vips) foreign(ctx context.Context, m reconcile.Member, s *snapshot) (al
 	if !v.on() {
 		return nil, nil
 	}
-	var si v1beta1.ServiceImport
-	err = m.Get(ctx, client.ObjectKey(s.name), &si)
-	if err != nil || !offers.IsOurs(&si) {
-		if errors.Is(err, objectcache.ErrKindMissing) {
-			return nil, nil
-		}
-		return nil, client.IgnoreNotFound(err)
+	si, err := ourImport(ctx, m, s.name)
+	if err != nil {
+		return nil, err
 	}
-	for _, fault := range v.faults(&si, s.blocked) {
+	for _, fault := range v.faults(si, s.blocked) {
 		all = append(all, fmt.Sprintf("the ServiceImport of cluster %s is not believed: %s", m.ID(), fault))
 	}
 	return all, nil

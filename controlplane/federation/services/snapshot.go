@@ -60,7 +60,11 @@ func sourceOf(es *discoveryv1.EndpointSlice) source {
 
 // read returns the snapshot of a federated Service for the member into.
 func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (*snapshot, error) {
-	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID][]client.ObjectKey{}, blocked: r.vips.own(ctx, all)}
+	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID][]client.ObjectKey{}}
+	var err error
+	if s.blocked, err = r.vips.own(ctx, name, all); err != nil {
+		return nil, err
+	}
 	for _, m := range all {
 		s.clusters = append(s.clusters, m.ID())
 		if !m.Synced() {

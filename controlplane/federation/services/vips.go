@@ -11,12 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
-	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
@@ -27,6 +25,8 @@ import (
 //     several such addresses. One member alone therefore moves no address.
 //   - An address counts only if it lies in the ranges and belongs to no Service, node or pod of a member. Otherwise a child that
 //     writes an import with the API server's address, for a name that is new, would take the API server away everywhere.
+//   - The address that a Service has in most of the members stays, even if another member says that it is its own. That one
+//     alone does not get it.
 //   - A new Service takes the address that a hash of its name selects, or the next one that no import of any member has.
 //   - Two leaders that did not see each other may give one address to two Services. The older import keeps it, or the lower
 //     name if both are as old; the other Service gets a new address.
@@ -112,13 +112,17 @@ func (v *vips) of(ctx context.Context, s *snapshot, into reconcile.Member, all [
 
 // allocate takes an address of a family from pool that belongs to no member.
 func (v *vips) allocate(pool *clusterset.IPPool, s *snapshot, f clusterset.Family) (netip.Addr, error) {
+	owned := ""
 	for {
 		given, err := pool.Allocate(s.name, []clusterset.Family{f})
 		if err != nil {
-			return netip.Addr{}, fmt.Errorf("%w; give the Federation's spec.clusterSetIP.ranges a larger range", err)
+			return netip.Addr{}, fmt.Errorf("%w%s; give the Federation's spec.clusterSetIP.ranges a larger range", err, owned)
 		}
 		if v.fault(given[0], s.blocked) == "" {
 			return given[0], nil
+		}
+		if owner := s.blocked.owner(given[0]); owner != "" {
+			owned = fmt.Sprintf(" (%s belongs to %s)", given[0], owner)
 		}
 		pool.Release(s.name)
 		if err := pool.Reserve(clusterset.ServiceName{}, given[0]); err != nil { // no Service has the empty name
@@ -138,15 +142,11 @@ func (v *vips) importsOf(ctx context.Context, s *snapshot, into reconcile.Member
 		if !m.Synced() {
 			continue
 		}
-		var si v1beta1.ServiceImport
-		err := m.Get(ctx, client.ObjectKey(s.name), &si)
-		if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, objectcache.ErrKindMissing) {
-			return nil, false, fmt.Errorf("read service import %s in cluster %s: %w", s.name, m.ID(), err)
+		si, err := ourImport(ctx, m, s.name)
+		if err != nil {
+			return nil, false, err
 		}
-		if err != nil || !offers.IsOurs(&si) {
-			continue
-		}
-		ips := slices.Compact(parseIPs(&si))
+		ips := slices.Compact(parseIPs(si))
 		valid := slices.DeleteFunc(slices.Clone(ips), func(a netip.Addr) bool { return v.fault(a, s.blocked) != "" })
 		for _, a := range valid {
 			if members[a]++; members[a] == 1 {
