@@ -87,7 +87,7 @@ func TestFlowsWhileDraining(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		g := gateway{cfg: cfg, certs: own, balancer: balancer, exchange: exchange, agent: a, mark: mark(t.TempDir() + "/serving")}
+		g := gateway{cfg: cfg, log: slog.New(slog.DiscardHandler), certs: own, balancer: balancer, exchange: exchange, agent: a, mark: mark(t.TempDir() + "/serving")}
 		done <- g.serve(ctx, func() error {
 			if err := a.Close(t.Context(), true); err != nil {
 				return err

@@ -133,7 +133,11 @@ func (r *Report) finish(e event) {
 	}
 	if e.Action == "fail" && failed == 0 {
 		failed++
-		fmt.Fprintf(r.out, "--- FAIL: %s\n%s%s", short(e.Package), strings.Join(r.build[e.FailedBuild], ""), strings.Join(r.said[key{e.Package, ""}], ""))
+		fmt.Fprintf(r.out, "--- FAIL: %s\n%s", short(e.Package), strings.Join(r.build[e.FailedBuild], ""))
+		for _, k := range r.unfinished(e.Package) { // a panic is the output of one of them
+			fmt.Fprint(r.out, strings.Join(r.said[k], ""))
+		}
+		fmt.Fprint(r.out, strings.Join(r.said[key{e.Package, ""}], ""))
 	}
 	r.Passed, r.Failed, r.Skipped = r.Passed+passed, r.Failed+failed, r.Skipped+skipped
 	if passed+failed+skipped > 0 {
@@ -142,7 +146,7 @@ func (r *Report) finish(e event) {
 		fmt.Fprintf(r.out, "%s %-44s %8s  %d passed, %d failed, %d skipped\n", result, short(e.Package), elapsed, passed, failed, skipped)
 	}
 	r.checkMarks(e.Package)
-	for _, k := range append(r.of(e.Package), key{e.Package, ""}) {
+	for _, k := range slices.Concat(r.of(e.Package), r.unfinished(e.Package), []key{{e.Package, ""}}) {
 		delete(r.results, k)
 		delete(r.said, k)
 	}
@@ -153,6 +157,18 @@ func (r *Report) of(pkg string) []key {
 	var keys []key
 	for k := range r.results {
 		if k.pkg == pkg && k.test != "" {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, func(a, b key) int { return strings.Compare(a.test, b.test) })
+	return keys
+}
+
+// unfinished returns the tests of a package that have said something and have no result, sorted.
+func (r *Report) unfinished(pkg string) []key {
+	var keys []key
+	for k := range r.said {
+		if k.pkg == pkg && k.test != "" && r.results[k] == "" {
 			keys = append(keys, k)
 		}
 	}

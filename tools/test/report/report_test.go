@@ -75,6 +75,15 @@ func TestReport(t *testing.T) {
 			[]string{"p.go:1: no"},
 			nil,
 		},
+		"a package that panics in a test": {
+			`{"Action":"pass","Package":"p","Test":"TestA"}
+			 {"Action":"output","Package":"p","Test":"TestB","Output":"panic: nil pointer\n"}
+			 {"Action":"output","Package":"p","Output":"FAIL\tp\n"}
+			 {"Action":"fail","Package":"p"}`,
+			"1 passed, 1 failed, 0 skipped",
+			[]string{"--- FAIL: p\npanic: nil pointer\nFAIL\tp\n"},
+			nil,
+		},
 		"a package that panics after its tests": {
 			`{"Action":"pass","Package":"p","Test":"TestA"}
 			 {"Action":"output","Package":"p","Output":"panic: leak\n"}
