@@ -122,7 +122,7 @@ func TestFlowsWhileDraining(t *testing.T) {
 			return nil
 		})
 	}()
-	await(t, "http://"+cfg.HTTPListen+"/healthz", 200)
+	await(t, "https://"+cfg.HTTPListen+"/healthz", 200)
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)

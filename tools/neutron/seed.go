@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/gophercloud/gophercloud/v2"
 	"github.com/gophercloud/gophercloud/v2/openstack"
@@ -56,7 +57,7 @@ func (c *Cloud) connect(ctx context.Context, user string) (*gophercloud.Provider
 	if err != nil {
 		return nil, err
 	}
-	p.HTTPClient = http.Client{Transport: c.transport()}
+	p.HTTPClient = http.Client{Transport: c.transport(), Timeout: time.Minute}
 	return p, openstack.Authenticate(ctx, p, gophercloud.AuthOptions{
 		IdentityEndpoint: c.keystoneURL(), Username: user, Password: password, TenantName: user, DomainName: "Default", AllowReauth: true,
 	})

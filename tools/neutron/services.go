@@ -97,13 +97,14 @@ func (c *Cloud) makeNeutron(ctx context.Context) error {
 }
 
 // arguments returns the command line of a service. The added header makes uWSGI announce that it closes a connection; otherwise
-// later requests on the connection fail.
+// later requests on the connection fail. With an interpreter of its own for the application, a thread waits for ever once in a
+// while: extension modules such as cryptography's take the lock of the main one.
 func (c *Cloud) arguments(s Service) (argv []string, url string) {
 	if s == Keystone {
 		return []string{
 			"uwsgi", "--plugin", "python3", "--http-socket", fmt.Sprintf("%s:%d", c.cfg.Addr, keystonePort),
 			"--wsgi-file", "/usr/bin/keystone-wsgi-public", "--master", "--processes", "1", "--threads", "4", "--enable-threads",
-			"--lazy-apps", "--post-buffering", "65536", "--add-header", "Connection: close", "--die-on-term", "--no-orphans", "--buffer-size", "65535",
+			"--lazy-apps", "--single-interpreter", "--post-buffering", "65536", "--add-header", "Connection: close", "--die-on-term", "--no-orphans", "--buffer-size", "65535",
 		}, c.keystoneURL()
 	}
 	if s == Nova {
