@@ -59,6 +59,7 @@ func TestNewFlowLimit(t *testing.T) {
 		for prog, load := range map[string]func(testing.TB) *path{
 			bpf.ProgFromClient: newPath, bpf.ProgFromNetwork: newPath,
 			bpf.ProgGateway: func(t testing.TB) *path {
+				t.Helper()
 				p := newGateway(t)
 				p.balance(1, of.proto, of.vip, of.backend, netip.Addr{})
 				return p

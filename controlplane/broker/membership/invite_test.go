@@ -158,7 +158,12 @@ func awaitToken(t *testing.T, r *credential.Renewer, member client.Client, names
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Start(ctx) }()
-	defer func() { cancel(); <-ended }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
 	secret := &corev1.Secret{}
 	err := admin.Await(t.Context(), "the token is not renewed", func() (bool, error) {
 		err := member.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerSecret}, secret)

@@ -173,13 +173,13 @@ func settled(imports map[clusterset.ClusterID][]netip.Addr, cluster clusterset.C
 func ourImport(ctx context.Context, m reconcile.Member, name clusterset.ServiceName) (*v1beta1.ServiceImport, error) {
 	var si v1beta1.ServiceImport
 	err := m.Get(ctx, client.ObjectKey(name), &si)
-	if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, objectcache.ErrKindMissing) {
+	switch {
+	case client.IgnoreNotFound(err) != nil && !errors.Is(err, objectcache.ErrKindMissing):
 		return nil, fmt.Errorf("read service import %s in cluster %s: %w", name, m.ID(), err)
+	case err == nil && offers.IsOurs(&si):
+		return &si, nil
 	}
-	if err != nil || !offers.IsOurs(&si) {
-		return &v1beta1.ServiceImport{}, nil
-	}
-	return &si, nil
+	return &v1beta1.ServiceImport{}, nil
 }
 
 // fault returns why a cannot be a ClusterSetIP of this federation, "" if it can.

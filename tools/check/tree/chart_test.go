@@ -481,7 +481,8 @@ func TestChartMetrics(t *testing.T) {
 				"kind: ServiceMonitor\nmetadata:\n  name: isthmus-agent", "name: isthmus-controller-metrics", "name: isthmus-gateway-controller-metrics", "release: prometheus",
 				"scheme: https", "bearerTokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token", "tlsConfig: {insecureSkipVerify: true}",
 				"{kind: ServiceAccount, name: prometheus, namespace: monitoring}",
-			}, []string{"insecure-http", "scheme: http\n"},
+			},
+			[]string{"insecure-http", "scheme: http\n"},
 		},
 		"plain HTTP": {
 			monitors + ",metrics.insecureHTTP=true",

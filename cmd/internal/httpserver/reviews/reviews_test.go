@@ -41,9 +41,13 @@ type testbed struct {
 	url    string
 }
 
-func newTestbed(t *testing.T) *testbed { return newTestbedAt(t, "127.0.0.1") }
+func newTestbed(t *testing.T) *testbed {
+	t.Helper()
+	return newTestbedAt(t, "127.0.0.1")
+}
 
 func newTestbedAt(t *testing.T, address string) *testbed {
+	t.Helper()
 	config := apitest.StartEmpty(t)
 	w := &testbed{t: t, admin: kubernetes.NewForConfigOrDie(config), config: config}
 	if _, err := w.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
@@ -234,6 +238,7 @@ func (w *testbed) keepObserving(token string) (end func() int) {
 }
 
 func (w *testbed) attempts(t *testing.T, good string) {
+	t.Helper()
 	w.account("removed")
 	removed := w.token("removed")
 	if err := w.admin.CoreV1().ServiceAccounts(namespace).Delete(t.Context(), "removed", metav1.DeleteOptions{}); err != nil {
