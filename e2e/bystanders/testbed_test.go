@@ -222,8 +222,9 @@ func (w *testbed) setUpBroker() {
 	w.create(w.broker, policies...)
 }
 
-// quotas are those of each member. Drawn objects stay below them.
-var quotas = v1alpha1.Quotas{Services: 100, Ports: 20_000}
+// quotas are those of each member. Drawn objects stay below them, also with the records that were withdrawn in five minutes of a
+// long run: these have a quota of the same size.
+var quotas = v1alpha1.Quotas{Services: 2000, Ports: 20_000}
 
 // startQuotaController runs the quota controller of the broker.
 func (w *testbed) startQuotaController(brokerConfig *rest.Config) {
