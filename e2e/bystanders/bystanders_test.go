@@ -197,7 +197,9 @@ func (w *testbed) drawnObjects() {
 			return w.silent(outcomes)
 		})
 		slowest = max(slowest, time.Since(began))
-		applied += len(batch)
+		if applied += len(batch); applied/1000 > (applied-len(batch))/1000 {
+			w.t.Logf("%d of %d objects", applied, total)
+		}
 		if harm != nil {
 			w.t.Fatalf("hostile objects do harm: %v\n%s", harm, w.shrunk(batch))
 		}
