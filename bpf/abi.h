@@ -276,7 +276,7 @@ struct device {
 };
 _Static_assert(sizeof(struct device) == 4, "device is 4 bytes");
 
-/* Key of `conns`: one direction of a flow, as its packets look before translation. */
+/* Key of `flows` and `handshakes`: one direction of a flow, as its packets look before translation. */
 struct conn_key {
 	__u8 client[16] ADDR_ALIGNED;
 	__u8 server[16] ADDR_ALIGNED; /* the VIP, or in replies the backend */
@@ -308,8 +308,17 @@ enum conn_flags {
 	CONN_BACK = 32,	     /* with CONN_SELF: the direction from the backend to the client */
 } __attribute__((packed));
 
-/* Value of `conns`. A flow has two entries, one for each direction, and each entry holds the key of the other. With
- * CONN_SELF both keys look like packets from the client to the VIP, and only the ports differ. */
+/* Flags of a TCP sender's window. The low bits are its scale (RFC 7323). */
+enum conn_window {
+	WINDOW_SCALE = 15,
+	WINDOW_KNOWN = 16,   /* `ack` and `edge` are valid: the handshake passed here */
+	WINDOW_SCALED = 32,  /* the SYN offers a scale */
+	WINDOW_SYN = 64,     /* the client has sent a SYN: `ack` accepts it, and `edge` is the size of its window */
+	WINDOW_SECOND = 128, /* on a gateway: an entry of the second translation, which copies the state of the first */
+} __attribute__((packed));
+
+/* Value of `flows` and `handshakes`. A flow has two entries, one for each direction, and each entry holds the key of
+ * the other. With CONN_SELF both keys look like packets from the client to the VIP, and only the ports differ. */
 struct conn {
 	__u8 addr[16] ADDR_ALIGNED; /* replaces the key's server: the backend, or in replies the VIP */
 	__u8 via[16] ADDR_ALIGNED;  /* fast path to the backend: the next hop, IPv4 in the first four bytes */
@@ -323,10 +332,19 @@ struct conn {
 	__u16 mtu;	   /* fast path to the backend */
 	enum conn_state state;
 	enum conn_flags flags;
-	__u16 checked_at; /* when a packet last compared `seen` with the clock: low bits of coarse_ticks(); 0 in ABI 2
-			   */
+	__u16 checked_at; /* when a packet last compared `seen` with the clock: low bits of coarse_ticks() */
+	__u32 ack;	  /* highest number that a packet of this direction has acknowledged */
+	__u32 edge;	  /* end of the window that it has announced */
+	enum conn_window window;
+	__u8 pad[7]; /* zero */
 };
-_Static_assert(sizeof(struct conn) == 64, "conn is 64 bytes");
+_Static_assert(sizeof(struct conn) == 80, "conn is 80 bytes");
+
+/* Value of `conns`, the flows of older builds: what struct conn begins with. */
+struct old_conn {
+	__u64 words[8];
+};
+_Static_assert(sizeof(struct old_conn) == __builtin_offsetof(struct conn, ack), "old_conn is the start of conn");
 
 /* Value of `route_cache`, one for each CPU: the route from a client's device to a backend, as a flow has found it. */
 struct route_cache {

@@ -1,12 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Flow tracking. A flow has two entries in `conns`, one for each direction, and each entry holds the key of the other.
- * A packet needs only the entry of its own direction. Once a second it also refreshes the other entry, so that both
- * have the same age, the LRU evicts neither long before the other, and an evicted entry is created again. A state
- * change is written to both entries.
+ * Flow tracking. A flow has two entries, one for each direction, and each entry holds the key of the other. They are in
+ * `handshakes` until both sides have spoken, and then in `flows`. A packet needs only the entry of its own direction.
+ * Once a second it also refreshes the other entry, so that both have the same age, the LRU evicts neither long before
+ * the other, and an evicted entry is created again. A state change is written to both entries.
  *
- * A flow that begins in the middle of a connection is half-open, like one that begins with a SYN, until both sides have
- * spoken. One forged ACK would otherwise occupy its entries for six hours, and those of every other gateway.
+ * An attacker can forge a packet with the addresses and ports of a flow, but does not know its sequence numbers:
+ *
+ *	- A SYN+ACK must acknowledge the client's SYN, and the client's next packet that SYN+ACK. A forged SYN and ACK
+ *	  would otherwise put a flow that no backend knows into `flows`.
+ *	- A RST or FIN must lie in the window that its receiver has announced (RFC 5961 section 3). A blind RST would
+ *	  otherwise end an idle connection: ten seconds later its next packet would be refused.
+ *	- A SYN of an open flow goes to its backend, which knows best (RFC 5961 section 4): see may_end_open.
+ *
+ * The window is known if the handshake passed here. A flow may also begin in the middle, if another gateway or a build
+ * without windows had it. Its window stays unknown, even when packets pass: an attacker who forges a RST could forge
+ * those too. No RST or FIN of such a flow is believed. It stays until it is idle, is evicted, or its client connects
+ * again.
+ *
+ * A flow that begins in the middle is half-open too until both sides have spoken. One forged ACK would otherwise occupy
+ * its entries for six hours, and those of every other gateway.
  */
 #ifndef ISTHMUS_FLOW_H
 #define ISTHMUS_FLOW_H
@@ -160,6 +173,67 @@ static __always_inline bool is_from_backend(const struct conn_key *key, const st
 	return key->reply || c->flags & CONN_BACK;
 }
 
+/* Moves an entry of an older build's map to `flows`. Returns it there, or NULL if there is none. */
+static __always_inline struct conn *move_old_entry(const struct conn_key *key)
+{
+	struct old_conn *old = bpf_map_lookup_elem(&conns, key);
+	__u32 zero = 0;
+	struct conn *c = bpf_map_lookup_elem(&moving_conn, &zero);
+
+	if (!old || !c)
+		return NULL;
+	__builtin_memset(c, 0, sizeof(*c));
+	__builtin_memcpy(c, old, sizeof(*old));
+	if (is_alive(key->proto, c, now_ns()))
+		bpf_map_update_elem(&flows, key, c, BPF_NOEXIST);
+	bpf_map_delete_elem(&conns, key);
+	return bpf_map_lookup_elem(&flows, key);
+}
+
+/* Finds an entry that is not in `flows`. */
+static __noinline struct conn *find_other_entry(const struct conn_key *key)
+{
+	struct conn_key k = *key; /* Linux 6.1 accepts no map key in memory that the caller passed */
+	struct conn *c = bpf_map_lookup_elem(&handshakes, &k);
+
+	return c || !OLD_FLOWS ? c : move_old_entry(&k);
+}
+
+/* Finds an entry. */
+static __always_inline struct conn *find_entry(const struct conn_key *key)
+{
+	return bpf_map_lookup_elem(&flows, key) ?: find_other_entry(key);
+}
+
+/* Stores an entry of a new flow, unless another flow has its key. */
+static __always_inline bool add_entry(const struct conn_key *key, const struct conn *c)
+{
+	if (OLD_FLOWS ? find_entry(key) : bpf_map_lookup_elem(&flows, key))
+		return false;
+	return !bpf_map_update_elem(&handshakes, key, c, BPF_NOEXIST);
+}
+
+/* Stores an entry of a new flow. An older flow's entry in `flows` would hide it. */
+static __noinline long store_entry(const struct conn_key *key, const struct conn *c)
+{
+	struct conn_key k = *key;
+
+	if (bpf_map_lookup_elem(&flows, &k))
+		bpf_map_delete_elem(&flows, &k);
+	return bpf_map_update_elem(&handshakes, &k, c, BPF_ANY);
+}
+
+/* Moves an entry from `handshakes` to `flows`. One that reuses the entry of an ended flow is there already. */
+static __noinline int promote_entry(const struct conn_key *key)
+{
+	struct conn_key k = *key;
+	struct conn *c = bpf_map_lookup_elem(&handshakes, &k);
+
+	if (c && !bpf_map_update_elem(&flows, &k, c, BPF_ANY))
+		bpf_map_delete_elem(&handshakes, &k);
+	return 0;
+}
+
 /* Fills in the entry of the other direction, without what only the fast path needs. */
 static __always_inline void fill_other(const struct conn_key *key, const struct conn *c, struct conn *other)
 {
@@ -185,7 +259,7 @@ static __always_inline void fill_other(const struct conn_key *key, const struct 
 static __noinline enum conn_flags refresh_other(const struct conn_key *key, const struct conn *c, __u32 client_device)
 {
 	struct conn_key reverse = other_key(key, c);
-	struct conn *other = bpf_map_lookup_elem(&conns, &reverse);
+	struct conn *other = find_entry(&reverse);
 	struct conn fresh;
 
 	if (other) {
@@ -199,7 +273,10 @@ static __noinline enum conn_flags refresh_other(const struct conn_key *key, cons
 	} else {
 		fresh.seen -= NS_PER_S;
 	}
-	bpf_map_update_elem(&conns, &reverse, &fresh, BPF_NOEXIST);
+	if (fresh.state < CONN_OPEN)
+		bpf_map_update_elem(&handshakes, &reverse, &fresh, BPF_NOEXIST);
+	else
+		bpf_map_update_elem(&flows, &reverse, &fresh, BPF_NOEXIST);
 	return fresh.flags;
 }
 
@@ -240,6 +317,11 @@ static __always_inline bool is_opening(const struct packet *p)
 	return p->key.proto == IPPROTO_UDP || p->kind == SCTP_INIT;
 }
 
+static __always_inline bool is_syn(const struct packet *p)
+{
+	return p->key.proto == IPPROTO_TCP && is_opening(p);
+}
+
 /* Reports whether a packet answers a SYN or INIT. */
 static __always_inline bool is_accepting(const struct packet *p)
 {
@@ -248,16 +330,110 @@ static __always_inline bool is_accepting(const struct packet *p)
 	return p->key.proto == IPPROTO_SCTP && p->kind == SCTP_INIT_ACK;
 }
 
+/* Reports whether a SYN may end an open flow: its backend was removed. As long as there is a backend, the SYN goes to
+ * it: a forged SYN would otherwise lead the client's next packet to another backend, which resets it. If the client has
+ * forgotten the connection, it answers the backend's ACK with a RST of the right number, and its next SYN opens a flow.
+ * If only the backend has, it accepts the SYN. */
+static __always_inline bool may_end_open(const struct conn *c)
+{
+	__u32 backend_id = c->backend_id;
+
+	return !bpf_map_lookup_elem(&backends, &backend_id);
+}
+
+/* Notes a client's SYN in the client's entry, whose window is not known yet. */
+static __always_inline void note_syn(const struct packet *p, struct conn *c)
+{
+	c->ack = p->seq;
+	c->edge = p->window;
+	c->window = WINDOW_SYN | p->scale;
+}
+
 /* Reports whether a SYN or INIT on a known flow opens a new one: the client has reused the port, or retransmits because
  * the first packet got no answer. If the backend began the flow, a SYN shows that the client knows nothing of it:
  * otherwise a backend could bring another's clients to itself. */
-static __always_inline bool is_reopening(const struct packet *p, const struct conn *c)
+static __always_inline bool is_reopening(const struct packet *p, struct conn *c)
 {
-	if (p->key.proto == IPPROTO_UDP || p->part == PART_LATER || !is_opening(p))
+	if (p->key.proto == IPPROTO_UDP || p->part == PART_LATER || !is_opening(p) || c->window & WINDOW_SECOND)
 		return false;
-	if (c->state == CONN_OPENING)
+	switch (c->state) {
+	case CONN_OPENING:
 		return since(c->seen, now_ns()) >= SYN_AGAIN_NS;
-	return c->state != CONN_ANSWERED || (p->key.proto == IPPROTO_TCP && c->flags & CONN_FIN_SERVER);
+	case CONN_ANSWERED:
+		return p->key.proto == IPPROTO_TCP && c->flags & CONN_FIN_SERVER;
+	case CONN_OPEN:
+	case CONN_HALF:
+		return p->key.proto != IPPROTO_TCP || may_end_open(c);
+	default:
+		return true;
+	}
+}
+
+/* Prepares the entry of the backend's direction for the answer to a SYN. */
+static __always_inline void expect_answer(const struct packet *p, struct conn *reply)
+{
+	reply->ack = p->seq;
+	reply->edge = p->ack; /* a backend may also acknowledge the SYN's data (RFC 7413) */
+	reply->window = WINDOW_KNOWN;
+}
+
+/* Learns the windows of both sides from a SYN+ACK to the SYN that the client's entry notes. The windows of both packets
+ * are not scaled. */
+static __always_inline void open_windows(const struct packet *p, struct conn *c, struct conn *client)
+{
+	bool scaled = client->window & p->scale & WINDOW_SCALED;
+
+	if (!(c->window & WINDOW_KNOWN)) { /* otherwise follow_window has set them */
+		c->ack = p->ack;
+		c->edge = p->ack + p->window;
+	}
+	c->window = WINDOW_KNOWN | (scaled ? p->scale & WINDOW_SCALE : 0);
+	client->ack = p->seq;
+	client->edge += p->seq;
+	client->window = WINDOW_KNOWN | (scaled ? client->window & WINDOW_SCALE : 0);
+}
+
+/* Follows the window of a packet's sender. A number beyond the window is no acknowledgement: it was not announced to
+ * the other side, which therefore has not sent so much. A forged packet would otherwise move the window to a forged
+ * RST. */
+static __always_inline void follow_window(__u8 flags, __u32 ack, __u16 window, struct conn *c)
+{
+	__u32 edge;
+
+	if (!(c->window & WINDOW_KNOWN) || !(flags & TCP_ACK) || ack - c->ack > c->edge - c->ack)
+		return;
+	edge = ack + ((__u32)window << (flags & TCP_SYN ? 0 : c->window & WINDOW_SCALE));
+	c->ack = ack;
+	if ((__s32)(edge - c->edge) > 0)
+		c->edge = edge;
+}
+
+static __always_inline void track_window(const struct packet *p, struct conn *c)
+{
+	follow_window(p->kind, p->ack, p->window, c);
+}
+
+/* Reports whether a packet acknowledges what follow_window accepts, or whether nothing is known about that. */
+static __always_inline bool is_current(const struct packet *p, const struct conn *c)
+{
+	return !(c->window & WINDOW_KNOWN) || (p->kind & TCP_ACK && p->ack == c->ack);
+}
+
+/* Reports whether a number lies in the window of the entry's sender. */
+static __always_inline bool is_in_window(__u32 number, const struct conn *c)
+{
+	return c && c->window & WINDOW_KNOWN && number - c->ack <= c->edge - c->ack;
+}
+
+/* Reports whether a RST, ABORT or the like ends the flow. One that answers a SYN acknowledges it (RFC 9293 section
+ * 3.10.7.3). */
+static __always_inline bool is_believed(const struct packet *p, const struct conn *c, const struct conn *other)
+{
+	if (p->key.proto != IPPROTO_TCP)
+		return true;
+	if (c->state == CONN_OPENING && is_from_backend(&p->key, c))
+		return is_current(p, c);
+	return is_in_window(p->seq, other);
 }
 
 /* Reports whether a packet may change the state of its flow. Few packets do. */
@@ -265,51 +441,89 @@ static __always_inline bool may_change_state(const struct packet *p, const struc
 {
 	if (p->part == PART_LATER)
 		return false;
-	return c->state < CONN_OPEN || (p->key.proto == IPPROTO_TCP && p->kind & (TCP_FIN | TCP_RST)) ||
-	       p->key.proto == IPPROTO_SCTP;
+	return c->state < CONN_OPEN || is_reset(p) || (p->key.proto == IPPROTO_TCP && p->kind & (TCP_SYN | TCP_FIN));
 }
 
-/* Updates a flow's state in both entries. Call it if may_change_state allows. */
+/* Reports whether a backend's packet answers the client's first one. */
+static __always_inline bool is_answer(const struct packet *p, const struct conn *c)
+{
+	return !(c->window & WINDOW_KNOWN) || (is_accepting(p) && is_current(p, c));
+}
+
+/* Reports whether the backend of an open flow accepts its client's SYN: it does not know the flow's connection. A flow
+ * with a known window is not opened again: a forged SYN and a forged SYN+ACK would give it another window. */
+static __always_inline bool is_accepted_again(const struct packet *p, const struct conn *c, const struct conn *client)
+{
+	return is_accepting(p) && !(c->window & WINDOW_KNOWN) && client->window & WINDOW_SYN && client->ack == p->ack;
+}
+
+/* Returns the state that a packet without RST leads to. */
+static __always_inline enum conn_state next_state(const struct packet *p, struct conn *c, struct conn *other)
+{
+	bool back = is_from_backend(&p->key, c), is_tcp = p->key.proto == IPPROTO_TCP;
+
+	if (c->state == CONN_OPENING && back && is_answer(p, c)) {
+		count_outcome(cluster_of(c), false);
+		if (is_tcp && c->window & WINDOW_KNOWN && other && other->window & WINDOW_SYN)
+			open_windows(p, c, other);
+		return CONN_ANSWERED;
+	}
+	if (c->state == CONN_ANSWERED && !back && is_current(p, c) && (p->key.proto == IPPROTO_UDP || !is_opening(p)))
+		return CONN_OPEN;
+	if (c->state >= CONN_OPEN && is_tcp && back && other && is_accepted_again(p, c, other)) {
+		open_windows(p, c, other);
+		return CONN_ANSWERED;
+	}
+	if (c->state >= CONN_OPEN && is_syn(p) && !back && !(c->window & WINDOW_KNOWN))
+		note_syn(p, c);
+	return c->state;
+}
+
+#define FIN_FLAGS (CONN_FIN_CLIENT | CONN_FIN_SERVER)
+
+static __always_inline void set_state(struct conn *c, enum conn_state state, __u8 fins)
+{
+	c->state = state;
+	c->flags = (c->flags & ~FIN_FLAGS) | fins;
+}
+
+/* Updates a flow's state in both entries. Call it if may_change_state allows. Returns whether the flow is open now: its
+ * entries have moved, so that c is invalid. */
 __noinline int update_state(const struct packet *p, struct conn *c)
 {
-	enum conn_state state;
-	enum conn_flags flags;
-	struct conn_key reverse;
+	enum conn_state state = CONN_CLOSED, before;
+	struct conn_key key, reverse;
 	struct conn *other;
-	bool back;
+	__u8 fins;
 
 	if (!p || !c)
-		return 0;
-	back = is_from_backend(&p->key, c);
-	state = c->state;
-	flags = c->flags;
-	if (is_reset(p)) {
-		if (state == CONN_OPENING && back)
-			count_outcome(cluster_of(c), true);
-		state = CONN_CLOSED;
-	} else if (state == CONN_OPENING && back) {
-		count_outcome(cluster_of(c), false);
-		state = p->key.proto == IPPROTO_UDP ? CONN_OPEN : CONN_ANSWERED;
-	} else if (state == CONN_ANSWERED && !back && !is_opening(p)) {
-		state = CONN_OPEN;
-		flags &= ~CONN_FIN_SERVER;
+		return false;
+	key = p->key;
+	reverse = other_key(&key, c);
+	other = find_entry(&reverse);
+	before = c->state;
+	if (!is_reset(p))
+		state = next_state(p, c, other);
+	else if (!is_believed(p, c, other))
+		return false;
+	else if (before == CONN_OPENING && is_from_backend(&key, c))
+		count_outcome(cluster_of(c), true);
+	fins = state != before && state <= CONN_OPEN ? 0 : c->flags & FIN_FLAGS;
+	if (key.proto == IPPROTO_TCP && p->kind & TCP_FIN && state >= CONN_OPEN && state != CONN_CLOSED &&
+	    is_in_window(p->seq, other)) {
+		fins |= is_from_backend(&key, c) ? CONN_FIN_SERVER : CONN_FIN_CLIENT;
+		state = fins == FIN_FLAGS ? CONN_CLOSING : CONN_HALF;
 	}
-	if (p->key.proto == IPPROTO_TCP && p->kind & TCP_FIN && state >= CONN_OPEN && state != CONN_CLOSED) {
-		flags |= back ? CONN_FIN_SERVER : CONN_FIN_CLIENT;
-		state = flags & CONN_FIN_SERVER && flags & CONN_FIN_CLIENT ? CONN_CLOSING : CONN_HALF;
-	}
-	if (state == c->state && flags == c->flags)
-		return 0;
-	reverse = other_key(&p->key, c);
-	c->state = state;
-	c->flags = flags;
-	other = bpf_map_lookup_elem(&conns, &reverse);
-	if (!other)
-		return 0;
-	other->state = state;
-	other->flags &= ~(CONN_FIN_SERVER | CONN_FIN_CLIENT);
-	other->flags |= flags & (CONN_FIN_SERVER | CONN_FIN_CLIENT);
-	return 0;
+	if (state == before && fins == (c->flags & FIN_FLAGS))
+		return false;
+	set_state(c, state, fins);
+	if (other)
+		set_state(other, state, fins);
+	if (before >= CONN_OPEN || state < CONN_OPEN || state == CONN_CLOSED)
+		return false;
+	promote_entry(&reverse);
+	promote_entry(&key);
+	return true;
 }
 
 static __always_inline struct fragment_key fragment_of(const struct packet *p)

@@ -12,19 +12,51 @@
 
 #include "abi.h"
 
-/* 131,072 flows of two entries each; 44,041,088 bytes by the kernel's count. A full map evicts the flow that was idle
- * for longest. */
-#define CONNS_MAX 262144
+/* 131,072 flows of two entries each. A full map evicts the flow that was idle for longest. */
+#define FLOWS_MAX 262144
+
+/* 32,768 flows of two entries each. At the limit of one CPU a flow stays for 0.3 s at least, longer than a handshake
+ * takes. */
+#define HANDSHAKES_MAX 65536
 
 /* Datagrams with fragments on the way; 983,936 bytes. */
 #define FRAGMENTS_MAX 8192
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, CONNS_MAX);
+	__uint(max_entries, FLOWS_MAX);
 	__type(key, struct conn_key);
 	__type(value, struct conn);
+} flows SEC(".maps");
+
+/* Flows of which one side has not spoken yet, or not since the other answered: the LRU knows no state, so that a flood
+ * of SYNs into `flows` would evict connections. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, HANDSHAKES_MAX);
+	__type(key, struct conn_key);
+	__type(value, struct conn);
+} handshakes SEC(".maps");
+
+/* Flows of a build without `flows`, whose map the loader puts here and sets OLD_FLOWS. A flow moves to `flows` with its
+ * next packet. Otherwise the map is empty and unused. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct conn_key);
+	__type(value, struct old_conn);
 } conns SEC(".maps");
+
+/* Set at load time: 1 if `conns` may hold flows. */
+volatile const __u32 OLD_FLOWS = 0;
+
+/* A flow on its way from `conns`. It would not fit on the stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct conn);
+} moving_conn SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -8,7 +8,7 @@
  * packet from a backend that belongs to no flow is dropped: if it were forwarded, the client would see an address that
  * it never contacted.
  *
- * A flow has two entries in `conns`, as flow.h says:
+ * A flow has two entries, as flow.h says:
  *
  *	client -> VIP		the VIP becomes the backend
  *	backend -> client	the backend becomes the VIP
@@ -173,23 +173,61 @@ __noinline int refresh_conn(struct __sk_buff *skb, const struct packet *p, struc
 static __always_inline struct conn *find_flow(struct __sk_buff *skb, const struct packet *p)
 {
 	struct conn_key key = p->key; /* Linux 6.1 accepts no map key in memory that the caller passed */
-	struct conn *c = bpf_map_lookup_elem(&conns, &key);
+	struct conn *c = find_entry(&key);
 
-	if (!c || (!p->key.reply && is_reopening(p, c)))
+	if (!c || (!p->key.reply && is_reopening(p, c)) || (is_due(c) && !refresh_conn(skb, p, c)))
 		return NULL;
-	return !is_due(c) || refresh_conn(skb, p, c) ? c : NULL;
+	track_window(p, c);
+	return c;
 }
 
-/* Advances a flow's state by a packet of it, and announces the flow once it is open. */
-static __always_inline void advance(const struct packet *p, struct conn *c)
+/* Announces a flow that is open now, given one of its entries. A UDP flow is announced later (refresh_conn). */
+static __noinline int announce_opened(const struct conn_key *key, const struct conn *c)
 {
-	enum conn_state before = c->state;
+	struct conn_key client = *key;
 
-	if (!may_change_state(p, c))
-		return;
-	update_state(p, c);
-	if (before != CONN_OPEN && c->state == CONN_OPEN && !p->key.reply)
-		announce_flow(&p->key, c);
+	if (key->proto != IPPROTO_TCP || c->state != CONN_OPEN)
+		return 0;
+	if (key->reply) {
+		client = other_key(key, c);
+		c = bpf_map_lookup_elem(&flows, &client);
+	}
+	return c ? announce_flow(&client, c) : 0;
+}
+
+/* Advances a flow's state by a packet of it, and announces the flow once it is open. Returns the flow's entry, which
+ * may have moved; NULL if it was evicted at once. */
+static __always_inline struct conn *advance(const struct packet *p, struct conn *c)
+{
+	struct conn_key key;
+
+	if (c->window & WINDOW_SECOND || !may_change_state(p, c) || !update_state(p, c))
+		return c;
+	key = p->key;
+	c = bpf_map_lookup_elem(&flows, &key);
+	if (c)
+		announce_opened(&key, c);
+	return c;
+}
+
+/* Gives the entries of the second translation the state of the first. Returns the entry of the key, which may have
+ * moved; NULL if it was evicted at once. */
+static __noinline struct conn *follow(const struct conn_key *key, struct conn *c, enum conn_state state)
+{
+	struct conn_key k = *key, reverse = other_key(key, c);
+	struct conn *other = find_entry(&reverse);
+	bool opens = c->state < CONN_OPEN && state >= CONN_OPEN;
+
+	if (c->state == state)
+		return c;
+	c->state = state;
+	if (other)
+		other->state = state;
+	if (opens) {
+		promote_entry(&reverse);
+		promote_entry(&k);
+	}
+	return find_entry(&k);
 }
 
 /* Returns the backend of the slot that the client's hash selects, 0 if there is none. */
@@ -261,15 +299,14 @@ static __noinline bool may_connect(const struct packet *p, __u32 frontend_id, en
 }
 
 /* Stores an entry, unless another flow has its key. */
-static __noinline bool store(const struct conn_key *key, const struct conn *new)
+static __always_inline bool store(const struct conn_key *key, const struct conn *new)
 {
 	struct conn *existing;
 
-	if (!bpf_map_update_elem(&conns, key, new, BPF_NOEXIST))
+	if (add_entry(key, new))
 		return true;
-	existing = bpf_map_lookup_elem(&conns, key);
-	return existing && may_replace(key->proto, new, existing, CONN_CLOSING) &&
-	       !bpf_map_update_elem(&conns, key, new, BPF_ANY);
+	existing = find_entry(key);
+	return existing && may_replace(key->proto, new, existing, CONN_CLOSING) && !store_entry(key, new);
 }
 
 /* Returns the i-th candidate for the port by which the backend knows the client. Every gateway derives the same ones in
@@ -295,6 +332,7 @@ static __always_inline void fill_entry(struct gateway_scratch *s, const __u8 add
 	s->other.client_port = client_port;
 	s->other.flags &= ~(CONN_FAST | CONN_VIA6);
 	s->other.checked_at -= CHECK_TICKS;
+	s->other.window = 0;
 }
 
 /* Stores the entry that turns the backend's packets to the client into the VIP's. */
@@ -302,6 +340,8 @@ static __noinline bool store_reply(const struct packet *p, struct gateway_scratc
 {
 	s->key = other_key(&p->key, &s->flow);
 	fill_entry(s, p->key.server, p->key.server_port, p->key.client_port);
+	if (is_syn(p))
+		expect_answer(p, &s->other);
 	return store(&s->key, &s->other);
 }
 
@@ -322,10 +362,12 @@ static __noinline bool store_source(const struct packet *p, struct gateway_scrat
 {
 	set_second_key(s, s->source, p->key.proto, false);
 	fill_entry(s, p->key.client, s->flow.client_port, s->flow.server_port);
+	s->other.window = WINDOW_SECOND;
 	if (!store(&s->key, &s->other))
 		return false;
 	set_second_key(s, p->key.client, p->key.proto, true);
 	fill_entry(s, s->source, s->flow.client_port, s->flow.server_port);
+	s->other.window = WINDOW_SECOND;
 	return store(&s->key, &s->other);
 }
 
@@ -364,12 +406,12 @@ static __noinline bool store_flow(const struct packet *p, enum gateway_conn_flag
 		if (!store_others(p, nat_port(&p->key, i, own)))
 			continue;
 		s->key = p->key;
-		return !bpf_map_update_elem(&conns, &s->key, &s->flow, BPF_ANY);
+		return !store_entry(&s->key, &s->flow);
 	}
 	return false;
 }
 
-/* Creates a flow to a backend, in `scratch` and in `conns`. Returns false without a free port or memory. */
+/* Creates a flow to a backend, in `scratch` and in `handshakes`. Returns false without a free port or memory. */
 static __noinline bool create_conn(struct __sk_buff *skb, const struct packet *p, const struct gateway_vip *vip,
 				   const struct gateway_frontend *fe, __u32 backend_id)
 {
@@ -388,6 +430,8 @@ static __noinline bool create_conn(struct __sk_buff *skb, const struct packet *p
 	s->flow.checked_at = coarse_ticks();
 	s->flow.seen = now_ns();
 	s->flow.state = CONN_OPENING;
+	if (is_syn(p))
+		note_syn(p, &s->flow);
 	find_route(skb, p, &s->flow);
 	__builtin_memcpy(s->source, vip->source, sizeof(s->source));
 	/* A client that is its own backend would discard a packet from its own address as spoofed. */
@@ -428,16 +472,27 @@ __noinline int reply_as_router(struct __sk_buff *skb, const struct packet *p, __
 }
 
 /* Translates a packet for the second time. Returns false if the flow has no entry for that. */
-__noinline int translate_again(struct __sk_buff *skb, struct packet *p, const struct conn *first)
+__noinline int translate_again(struct __sk_buff *skb, struct packet *p, struct conn *first)
 {
+	struct gateway_scratch *s;
 	struct conn *second;
+	__u32 zero = 0;
 
-	if (!p || !first || !read_translated(skb, p, first))
+	s = bpf_map_lookup_elem(&scratch, &zero);
+	if (!p || !first || !s)
+		return false;
+	s->key = p->key;
+	if (!read_translated(skb, p, first))
 		return false;
 	second = find_flow(skb, p);
+	if (second)
+		second = advance(p, second);
+	if (second && second->window & WINDOW_SECOND)
+		second = follow(&p->key, second, first->state);
+	else if (second && first->window & WINDOW_SECOND)
+		follow(&s->key, first, second->state);
 	if (!second)
 		return false;
-	advance(p, second);
 	rewrite(skb, p, second, true, false);
 	return true;
 }
@@ -462,6 +517,12 @@ __noinline int forward(struct __sk_buff *skb, struct packet *p, struct conn *c)
 	return fast ? redirect_to_next_hop(c) : TC_ACT_UNSPEC;
 }
 
+/* Reads a packet again after its first translation. Not inlined, to save stack in forward_error. */
+static __noinline bool read_again(struct __sk_buff *skb, struct packet *p)
+{
+	return read_network(skb, p, true, false) == DROP_REASON_NONE;
+}
+
 /* Forwards an ICMP error about a packet of a flow. Between the two translations p is read again, because the first one
  * changes the quote. */
 __noinline int forward_error(struct __sk_buff *skb, struct packet *p)
@@ -476,7 +537,7 @@ __noinline int forward_error(struct __sk_buff *skb, struct packet *p)
 		return TC_ACT_SHOT;
 	fast = c->flags & CONN_FAST && !p->key.reply && hops_of(p) > 1;
 	if (c->flags & GATEWAY_DOUBLE_NAT && !p->key.reply) {
-		if (read_network(skb, p, true, false) != DROP_REASON_NONE || !translate_error(skb, p, false))
+		if (!read_again(skb, p) || !translate_error(skb, p, false))
 			return TC_ACT_SHOT;
 	}
 	return fast ? redirect_to_next_hop(c) : TC_ACT_UNSPEC;
@@ -587,8 +648,8 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, const 
 	if (!c && p->part == PART_LATER)
 		return refuse(skb, p, 0, DROP_REASON_FRAGMENT);
 	if (c) {
-		advance(p, c);
-		return forward(skb, p, c);
+		c = advance(p, c);
+		return c ? forward(skb, p, c) : TC_ACT_SHOT;
 	}
 	verdict = open_flow(skb, p, vip);
 	if (verdict != FLOW_CREATED)
@@ -641,7 +702,7 @@ __noinline int adopt_from_backend(const struct packet *p)
 		return false;
 	fill_entry(s, s->key.server, s->key.server_port, p->key.client_port);
 	s->key = p->key;
-	return !bpf_map_update_elem(&conns, &s->key, &s->other, BPF_ANY);
+	return !store_entry(&s->key, &s->other);
 }
 
 /* Handles a packet to any other address: translates a backend's reply. A packet from a backend that belongs to no flow
@@ -670,8 +731,8 @@ static __always_inline int translate_reply(struct __sk_buff *skb, struct packet 
 	}
 	if (c->flags & GATEWAY_DOUBLE_NAT)
 		return TC_ACT_UNSPEC; /* replies of this flow go to its source address instead */
-	advance(p, c);
-	return forward(skb, p, c);
+	c = advance(p, c);
+	return c ? forward(skb, p, c) : TC_ACT_SHOT;
 }
 
 SEC("tc/gateway")

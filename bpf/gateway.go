@@ -33,7 +33,7 @@ type (
 	GatewaySettings = gatewayGatewaySettings
 	// GatewayXDPDevice is the value of the map xdp_devices, whose key is an interface index.
 	GatewayXDPDevice = gatewayGatewayXdpDevice
-	// GatewayConnKey is the key of the map conns: one direction of a flow.
+	// GatewayConnKey is the key of the maps flows and handshakes: one direction of a flow.
 	GatewayConnKey = gatewayConnKey
 	// GatewayConn is its value. It has the flags of a Conn, and GatewayDoubleNAT and GatewayStandby.
 	GatewayConn = gatewayConn
@@ -60,6 +60,9 @@ const (
 
 	GatewayDoubleNAT = uint8(gatewayGatewayConnFlagsGATEWAY_DOUBLE_NAT)
 	GatewayStandby   = uint8(gatewayGatewayConnFlagsGATEWAY_STANDBY)
+
+	// GatewaySecond marks the window of an entry of the second translation.
+	GatewaySecond = uint8(packetConnWindowWINDOW_SECOND)
 )
 
 // The reasons for which only a gateway drops a packet.

@@ -107,13 +107,13 @@ enum gateway_conn_flags {
 	GATEWAY_STANDBY = 128,	 /* announced by another gateway, and no packet of it has come here */
 };
 
-/* A record of the ring buffer `opened`. A flow is announced once both sides have spoken. A UDP flow is announced
- * when it is a second old, since most are one question and its answer. */
+/* A record of the ring buffer `opened`, of 104 bytes in older builds. A flow is announced once both sides have spoken.
+ * A UDP flow is announced when it is a second old, since most are one question and its answer. */
 struct gateway_opened {
 	struct conn_key key;
 	struct conn conn;
 };
-_Static_assert(sizeof(struct gateway_opened) == 104, "gateway_opened is 104 bytes");
+_Static_assert(sizeof(struct gateway_opened) == 120, "gateway_opened is 120 bytes");
 
 /* Why a packet was dropped, in addition to enum drop_reason. */
 enum gateway_drop_reason {

@@ -69,6 +69,10 @@ type gatewayConn struct {
 	State      uint8
 	Flags      uint8
 	CheckedAt  uint16
+	Ack        uint32
+	Edge       uint32
+	Window     uint8
+	Pad        [7]uint8
 }
 
 type gatewayConnKey struct {
@@ -206,6 +210,11 @@ type gatewayGatewayXdpDevice struct {
 	Pad   uint8
 }
 
+type gatewayOldConn struct {
+	_     structs.HostLayout
+	Words [8]uint64
+}
+
 type gatewayRefusalKey struct {
 	_       structs.HostLayout
 	Service uint32
@@ -228,10 +237,13 @@ const (
 	gatewayMapClusters        = "clusters"
 	gatewayMapConns           = "conns"
 	gatewayMapEvents          = "events"
+	gatewayMapFlows           = "flows"
 	gatewayMapFragments       = "fragments"
 	gatewayMapFrontends       = "frontends"
 	gatewayMapGatewaySettings = "gateway_settings"
+	gatewayMapHandshakes      = "handshakes"
 	gatewayMapMembers         = "members"
+	gatewayMapMovingConn      = "moving_conn"
 	gatewayMapNewFlows        = "new_flows"
 	gatewayMapOpened          = "opened"
 	gatewayMapOpenedLost      = "opened_lost"
@@ -248,6 +260,7 @@ const (
 	gatewayProgGateway        = "gateway"
 	gatewayProgGatewayXdp     = "gateway_xdp"
 	gatewayVarLINK_HEADER     = "LINK_HEADER"
+	gatewayVarOLD_FLOWS       = "OLD_FLOWS"
 )
 
 // loadGateway returns the embedded CollectionSpec for gateway.
@@ -306,10 +319,13 @@ type gatewayMapSpecs struct {
 	Clusters        *ebpf.MapSpec `ebpf:"clusters"`
 	Conns           *ebpf.MapSpec `ebpf:"conns"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
+	Flows           *ebpf.MapSpec `ebpf:"flows"`
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
 	GatewaySettings *ebpf.MapSpec `ebpf:"gateway_settings"`
+	Handshakes      *ebpf.MapSpec `ebpf:"handshakes"`
 	Members         *ebpf.MapSpec `ebpf:"members"`
+	MovingConn      *ebpf.MapSpec `ebpf:"moving_conn"`
 	NewFlows        *ebpf.MapSpec `ebpf:"new_flows"`
 	Opened          *ebpf.MapSpec `ebpf:"opened"`
 	OpenedLost      *ebpf.MapSpec `ebpf:"opened_lost"`
@@ -330,6 +346,7 @@ type gatewayMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type gatewayVariableSpecs struct {
 	LINK_HEADER *ebpf.VariableSpec `ebpf:"LINK_HEADER"`
+	OLD_FLOWS   *ebpf.VariableSpec `ebpf:"OLD_FLOWS"`
 }
 
 // gatewayObjects contains all objects after they have been loaded into the kernel.
@@ -358,10 +375,13 @@ type gatewayMaps struct {
 	Clusters        *ebpf.Map `ebpf:"clusters"`
 	Conns           *ebpf.Map `ebpf:"conns"`
 	Events          *ebpf.Map `ebpf:"events"`
+	Flows           *ebpf.Map `ebpf:"flows"`
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
 	GatewaySettings *ebpf.Map `ebpf:"gateway_settings"`
+	Handshakes      *ebpf.Map `ebpf:"handshakes"`
 	Members         *ebpf.Map `ebpf:"members"`
+	MovingConn      *ebpf.Map `ebpf:"moving_conn"`
 	NewFlows        *ebpf.Map `ebpf:"new_flows"`
 	Opened          *ebpf.Map `ebpf:"opened"`
 	OpenedLost      *ebpf.Map `ebpf:"opened_lost"`
@@ -385,10 +405,13 @@ func (m *gatewayMaps) Close() error {
 		m.Clusters,
 		m.Conns,
 		m.Events,
+		m.Flows,
 		m.Fragments,
 		m.Frontends,
 		m.GatewaySettings,
+		m.Handshakes,
 		m.Members,
+		m.MovingConn,
 		m.NewFlows,
 		m.Opened,
 		m.OpenedLost,
@@ -410,6 +433,7 @@ func (m *gatewayMaps) Close() error {
 // It can be passed to loadGatewayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gatewayVariables struct {
 	LINK_HEADER *ebpf.Variable `ebpf:"LINK_HEADER"`
+	OLD_FLOWS   *ebpf.Variable `ebpf:"OLD_FLOWS"`
 }
 
 // gatewayPrograms contains all programs after they have been loaded into the kernel.

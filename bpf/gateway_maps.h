@@ -76,7 +76,7 @@ struct {
 	__type(value, struct gateway_settings);
 } gateway_settings SEC(".maps");
 
-/* Announced flows. The reader polls. Flows that do not fit are in `conns` all the same. */
+/* Announced flows. The reader polls. Flows that do not fit are in `flows` all the same. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1048576);

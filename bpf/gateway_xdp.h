@@ -3,10 +3,10 @@
  * The XDP program of a gateway. A driver runs it before the kernel turns a frame into a packet. It forwards frames of
  * established flows and passes everything else to the program at the ingress, which runs next.
  *
- * It changes no flow, so it passes every packet that could change one: a SYN, FIN or RST, a packet of an unanswered
- * flow, and some times a second a packet of each flow, when that is due for a check. The program at the ingress
- * therefore notices by itself that a flow has ended or its backend was removed. The kernel forwards those packets and
- * notices that a neighbour is gone.
+ * Of a flow it changes only the window, so it passes every packet that could change more: a SYN, FIN or RST, a packet
+ * of a half-open flow, and some times a second a packet of each flow, when that is due for a check. The program at the
+ * ingress therefore notices by itself that a flow has ended or its backend was removed. The kernel forwards those
+ * packets and notices that a neighbour is gone.
  *
  * It also passes what it could only handle in part: fragments, IP options and extension headers, packets that need an
  * ICMP error, packets whose next hop has no known neighbour, and packets whose transport checksum the device has yet to
@@ -49,6 +49,9 @@ struct frame {
 	struct ends ends;
 	__u64 header; /* length of the IP header: 64 bits, since the verifier loses track of a shorter spilled value */
 	__u32 length; /* of the IP packet */
+	__u32 ack;    /* TCP, as the next two */
+	__u16 window;
+	__u8 flags;
 	__u8 proto;
 };
 
@@ -99,6 +102,9 @@ static __always_inline bool read_frame_transport(struct frame *f, void *end, __u
 		    (tcp->offset >> 4) * 4U > rest || tcp->flags & (TCP_SYN | TCP_FIN | TCP_RST))
 			return false;
 		f->check = &tcp->check;
+		f->ack = bpf_ntohl(tcp->ack);
+		f->window = bpf_ntohs(tcp->window);
+		f->flags = tcp->flags;
 	} else {
 		if (f->proto != IPPROTO_UDP || (void *)(udp + 1) > end || rest < sizeof(*udp) ||
 		    bpf_ntohs(udp->length) < sizeof(*udp) || bpf_ntohs(udp->length) > rest)
@@ -145,21 +151,22 @@ static __always_inline bool read_frame(struct xdp_md *ctx, struct frame *f)
 }
 
 /* Translates a frame's ends by its flow's entry. Returns the entry, or NULL if the ingress must handle the packet. */
-static __always_inline struct conn *translate_ends(struct ends *e, __u8 proto, bool reply)
+static __always_inline struct conn *translate_ends(struct ends *e, const struct frame *f, bool reply)
 {
 	struct conn_key key = {
 		.client_port = reply ? e->destination_port : e->source_port,
 		.server_port = reply ? e->source_port : e->destination_port,
-		.proto = proto,
+		.proto = f->proto,
 		.reply = reply,
 	};
 	struct conn *c;
 
 	__builtin_memcpy(key.client, ADDR(reply ? e->destination : e->source), sizeof(key.client));
 	__builtin_memcpy(key.server, ADDR(reply ? e->source : e->destination), sizeof(key.server));
-	c = bpf_map_lookup_elem(&conns, &key);
+	c = bpf_map_lookup_elem(&flows, &key);
 	if (!c || c->state < CONN_OPEN || is_due(c))
 		return NULL;
+	follow_window(f->flags, f->ack, f->window, c);
 	if (reply)
 		__builtin_memcpy(e->source, c->addr, sizeof(e->source));
 	else
@@ -189,13 +196,13 @@ static __always_inline bool find_flow_and_neighbour(struct xdp_md *ctx, const st
 	bool double_nat;
 
 	*to = f->ends;
-	c = translate_ends(to, f->proto, reply);
+	c = translate_ends(to, f, reply);
 	if (!c || !(c->flags & CONN_FAST))
 		return false;
 	double_nat = c->flags & GATEWAY_DOUBLE_NAT;
 	if (double_nat && reply) /* the backend's packets go to the source address instead */
 		return false;
-	return find_neighbour(ctx, f, to, fib) && (!double_nat || translate_ends(to, f->proto, true));
+	return find_neighbour(ctx, f, to, fib) && (!double_nat || translate_ends(to, f, true));
 }
 
 static __always_inline void write_frame(struct frame *f, const struct ends *to, const struct bpf_fib_lookup *fib)

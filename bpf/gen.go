@@ -9,5 +9,5 @@ package bpf
 //go:generate bpf2go -no-global-types sockops sockops.bpf.c
 //go:generate bpf2go -no-global-types close close.bpf.c
 //go:generate bpf2go -type names_count names names.bpf.c
-//go:generate bpf2go -type packet_flags -type device_flags -type conn_state -type conn_flags packet packet.bpf.c
+//go:generate bpf2go -type packet_flags -type device_flags -type conn_state -type conn_flags -type conn_window packet packet.bpf.c
 //go:generate bpf2go -type gateway_frontend_flags -type gateway_vip_flags -type gateway_conn_flags -type gateway_drop_reason -type gateway_opened gateway gateway.bpf.c

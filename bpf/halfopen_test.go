@@ -136,12 +136,11 @@ func TestBegunByBackend(t *testing.T) {
 		t.Errorf("%d flows are announced before the client has spoken", n)
 	}
 	send(s.tcp(syn), bpf.ConnOpening)
-	d.clear(bpf.MapConns, d.coll.Maps[bpf.MapConns])
+	d.clearFlows()
 	send(s.tcpBack(ack), bpf.ConnAnswered)
 	send(s.tcp(ack), bpf.ConnOpen)
 	if n := d.announced(); n != 1 {
 		t.Errorf("%d flows are announced, want 1", n)
 	}
-	send(s.tcp(fin|ack), bpf.ConnHalf)
-	send(s.tcpBack(fin|ack), bpf.ConnClosing)
+	send(s.tcp(fin|ack), bpf.ConnOpen) // the window is unknown
 }

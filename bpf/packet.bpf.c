@@ -193,13 +193,24 @@ __noinline int refresh_conn(struct __sk_buff *skb, const struct packet *p, struc
 	return true;
 }
 
+/* Removes an entry. */
+static __noinline int remove_entry(const struct conn_key *key)
+{
+	struct conn_key k = *key;
+
+	bpf_map_delete_elem(&flows, &k);
+	bpf_map_delete_elem(&handshakes, &k);
+	if (OLD_FLOWS)
+		bpf_map_delete_elem(&conns, &k);
+	return 0;
+}
+
 /* Deletes the entry of a flow's other direction. */
 static __noinline int delete_other(const struct conn_key *key, const struct conn *c)
 {
 	struct conn_key other = other_key(key, c);
 
-	bpf_map_delete_elem(&conns, &other);
-	return 0;
+	return remove_entry(&other);
 }
 
 /* Reports whether a reply belongs to a connection that the client opened to the backend directly, from a port that it
@@ -214,7 +225,7 @@ static __always_inline bool is_of_direct_connection(const struct packet *p, cons
  * old flow's entry. */
 static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p, struct conn **ended)
 {
-	struct conn *c = bpf_map_lookup_elem(&conns, &p->key);
+	struct conn *c = find_entry(&p->key);
 
 	if (!c)
 		return NULL;
@@ -226,11 +237,12 @@ static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struc
 	}
 	if (p->key.reply && is_of_direct_connection(p, c)) {
 		delete_other(&p->key, c);
-		bpf_map_delete_elem(&conns, &p->key);
+		remove_entry(&p->key);
 		return NULL;
 	}
 	if (is_due(c) && !refresh_conn(skb, p, c))
 		return NULL;
+	track_window(p, c);
 	return c;
 }
 
@@ -239,6 +251,8 @@ static __always_inline void fill_reply(struct __sk_buff *skb, const struct packe
 				       struct conn *reply)
 {
 	fill_other(&p->key, c, reply);
+	if (is_syn(p))
+		expect_answer(p, reply);
 	reply->ifindex = skb->ifindex;
 	reply->flags |= c->flags & CONN_FAST;
 }
@@ -254,11 +268,11 @@ static __noinline bool store_reply(struct __sk_buff *skb, const struct packet *p
 		struct conn_key key = other_key(&p->key, c);
 		struct conn *existing;
 
-		if (!bpf_map_update_elem(&conns, &key, &other, BPF_NOEXIST))
+		if (add_entry(&key, &other))
 			return true;
-		existing = bpf_map_lookup_elem(&conns, &key);
+		existing = find_entry(&key);
 		if (existing && may_replace(p->key.proto, &other, existing, CONN_CLOSED))
-			return !bpf_map_update_elem(&conns, &key, &other, BPF_ANY);
+			return !store_entry(&key, &other);
 		c->client_port = NAT_PORT_FIRST + bpf_get_prandom_u32() % NAT_PORT_COUNT;
 	}
 	return false;
@@ -280,6 +294,9 @@ static __always_inline void copy_state(struct conn *entry, const struct conn *c)
 	entry->checked_at = c->checked_at;
 	entry->state = c->state;
 	entry->flags = c->flags;
+	entry->ack = c->ack;
+	entry->edge = c->edge;
+	entry->window = c->window;
 }
 
 /* Reuses the entries of the ended flow for a new one that differs only in state. A busy client's ports come round, and
@@ -293,7 +310,7 @@ static __noinline bool reuse_conn(struct __sk_buff *skb, const struct packet *p,
 
 	if (!is_same_but_state(ended, c))
 		return false;
-	known = bpf_map_lookup_elem(&conns, &key);
+	known = find_entry(&key);
 	if (!known)
 		return false;
 	fill_reply(skb, p, c, &other);
@@ -364,6 +381,8 @@ static __noinline struct conn *create_conn(struct __sk_buff *skb, const struct p
 	c->seen = now_ns();
 	c->backend_id = choice->backend_id;
 	c->service = choice->service;
+	if (is_syn(p))
+		note_syn(p, c);
 	if (same_addr(c->addr, p->key.client))
 		c->flags |= CONN_SELF;
 	else if (!p->tagged && find_cached_route(skb, p, c))
@@ -374,7 +393,7 @@ static __noinline struct conn *create_conn(struct __sk_buff *skb, const struct p
 		if (ended)
 			delete_other(&p->key, ended);
 		/* The reply entry comes first: otherwise a fast reply would find no flow. */
-		if (!store_reply(skb, p, c) || bpf_map_update_elem(&conns, &p->key, c, BPF_ANY))
+		if (!store_reply(skb, p, c) || store_entry(&p->key, c))
 			return NULL;
 	}
 	emit_event(&p->key, be, choice);
@@ -465,14 +484,18 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 		if (!c) {
 			if (ended)
 				delete_other(&p->key, ended);
-			bpf_map_delete_elem(&conns, &p->key);
+			remove_entry(&p->key);
 			return refuse(skb, p, choice.service, be ? DROP_REASON_NO_MEMORY : choice.reason);
 		}
 	}
 	if (!can_rewrite(p, c))
 		return refuse(skb, p, c->service, DROP_REASON_SCTP_PORT);
-	if (!be && may_change_state(p, c)) /* this packet has set the state of a new flow */
-		update_state(p, c);
+	/* The first packet has set the state of a new flow. */
+	if (!be && may_change_state(p, c) && update_state(p, c)) {
+		c = bpf_map_lookup_elem(&flows, &p->key);
+		if (!c)
+			return refuse(skb, p, 0, DROP_REASON_NO_MEMORY);
+	}
 	if (p->part == PART_FIRST)
 		remember_fragment(p);
 	if (c->flags & CONN_SELF)
@@ -503,8 +526,11 @@ static __always_inline int translate_reply(struct __sk_buff *skb, struct packet 
 		count_refusal(c->service, DROP_REASON_SCTP_PORT);
 		return TC_ACT_SHOT;
 	}
-	if (may_change_state(p, c))
-		update_state(p, c);
+	if (may_change_state(p, c) && update_state(p, c)) {
+		c = bpf_map_lookup_elem(&flows, &p->key);
+		if (!c)
+			return TC_ACT_SHOT;
+	}
 	if (p->part == PART_FIRST)
 		remember_fragment(p);
 	fast = only_fast && hops_of(p) > 1;

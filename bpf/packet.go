@@ -4,9 +4,9 @@ import "github.com/cilium/ebpf"
 
 // The keys and values of the packet path's own maps, which abi.h describes.
 type (
-	// ConnKey is the key of the map conns: one direction of a flow.
+	// ConnKey is the key of the maps flows and handshakes: one direction of a flow.
 	ConnKey = packetConnKey
-	// Conn is the value of the map conns.
+	// Conn is the value of the maps flows and handshakes.
 	Conn = packetConn
 	// ConnState is the state of a flow.
 	ConnState = packetConnState
@@ -59,6 +59,8 @@ const (
 
 // The maps of the packet path alone, by the names they are pinned under. It shares all others with the socket path.
 const (
+	MapFlows          = packetMapFlows
+	MapHandshakes     = packetMapHandshakes
 	MapConns          = packetMapConns
 	MapFragments      = packetMapFragments
 	MapDevices        = packetMapDevices

@@ -30,10 +30,7 @@ func BenchmarkPacket(b *testing.B) {
 			if s.backend.Addr().Is6() {
 				s.vip = mustAddrPort("[fd99::6]:81")
 			}
-			there := s.opening(proto)
-			if proto == tcp {
-				there.flags = ack
-			}
+			there := s.confirm(proto)
 			for prog, in := range map[string]frame{
 				bpf.ProgFromClient:  there,
 				bpf.ProgToClient:    there.to(s.backend).back(),
@@ -86,12 +83,19 @@ func (p *path) pingPong(s side, proto uint8) {
 		p.serve(uint32(i+1), proto, v.vip, v.backend)
 		p.run(bpf.ProgFromClient, v.opening(proto).bytes())
 		p.run(bpf.ProgToClient, v.answer(proto).bytes())
-		if proto == tcp {
-			there := v.opening(proto)
-			there.flags = ack
-			p.run(bpf.ProgFromClient, there.bytes())
-		}
+		p.run(bpf.ProgFromClient, v.confirm(proto).bytes())
 	}
+}
+
+// confirm returns the client's packet after the answer, which opens the flow.
+func (s side) confirm(proto uint8) frame {
+	f := s.opening(proto)
+	if proto == tcp {
+		f.flags = ack
+		f.seq = uint32(len(f.payload) + 1)
+		f.ack = uint32(len(s.answer(proto).payload) + 1)
+	}
+	return f
 }
 
 // repeat reports the fastest of many short runs, since interference only makes a run slower.

@@ -69,6 +69,10 @@ type packetConn struct {
 	State      packetConnState
 	Flags      packetConnFlags
 	CheckedAt  uint16
+	Ack        uint32
+	Edge       uint32
+	Window     packetConnWindow
+	Pad        [7]uint8
 }
 
 type packetConnFlags uint8
@@ -102,6 +106,16 @@ const (
 	packetConnStateCONN_HALF     packetConnState = 3
 	packetConnStateCONN_CLOSING  packetConnState = 4
 	packetConnStateCONN_CLOSED   packetConnState = 5
+)
+
+type packetConnWindow uint8
+
+const (
+	packetConnWindowWINDOW_SCALE  packetConnWindow = 15
+	packetConnWindowWINDOW_KNOWN  packetConnWindow = 16
+	packetConnWindowWINDOW_SCALED packetConnWindow = 32
+	packetConnWindowWINDOW_SYN    packetConnWindow = 64
+	packetConnWindowWINDOW_SECOND packetConnWindow = 128
 )
 
 type packetDevice struct {
@@ -149,6 +163,11 @@ type packetFrontendKey struct {
 	Port  uint16
 	Proto uint8
 	Pad   uint8
+}
+
+type packetOldConn struct {
+	_     structs.HostLayout
+	Words [8]uint64
 }
 
 type packetPacketFlags uint32
@@ -223,8 +242,11 @@ const (
 	packetMapConns          = "conns"
 	packetMapDevices        = "devices"
 	packetMapEvents         = "events"
+	packetMapFlows          = "flows"
 	packetMapFragments      = "fragments"
 	packetMapFrontends      = "frontends"
+	packetMapHandshakes     = "handshakes"
+	packetMapMovingConn     = "moving_conn"
 	packetMapNewConn        = "new_conn"
 	packetMapNewFlows       = "new_flows"
 	packetMapPacketSettings = "packet_settings"
@@ -240,6 +262,7 @@ const (
 	packetProgToClient      = "to_client"
 	packetProgToNetwork     = "to_network"
 	packetVarLINK_HEADER    = "LINK_HEADER"
+	packetVarOLD_FLOWS      = "OLD_FLOWS"
 )
 
 // loadPacket returns the embedded CollectionSpec for packet.
@@ -301,8 +324,11 @@ type packetMapSpecs struct {
 	Conns          *ebpf.MapSpec `ebpf:"conns"`
 	Devices        *ebpf.MapSpec `ebpf:"devices"`
 	Events         *ebpf.MapSpec `ebpf:"events"`
+	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends      *ebpf.MapSpec `ebpf:"frontends"`
+	Handshakes     *ebpf.MapSpec `ebpf:"handshakes"`
+	MovingConn     *ebpf.MapSpec `ebpf:"moving_conn"`
 	NewConn        *ebpf.MapSpec `ebpf:"new_conn"`
 	NewFlows       *ebpf.MapSpec `ebpf:"new_flows"`
 	PacketSettings *ebpf.MapSpec `ebpf:"packet_settings"`
@@ -320,6 +346,7 @@ type packetMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetVariableSpecs struct {
 	LINK_HEADER *ebpf.VariableSpec `ebpf:"LINK_HEADER"`
+	OLD_FLOWS   *ebpf.VariableSpec `ebpf:"OLD_FLOWS"`
 }
 
 // packetObjects contains all objects after they have been loaded into the kernel.
@@ -349,8 +376,11 @@ type packetMaps struct {
 	Conns          *ebpf.Map `ebpf:"conns"`
 	Devices        *ebpf.Map `ebpf:"devices"`
 	Events         *ebpf.Map `ebpf:"events"`
+	Flows          *ebpf.Map `ebpf:"flows"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	Frontends      *ebpf.Map `ebpf:"frontends"`
+	Handshakes     *ebpf.Map `ebpf:"handshakes"`
+	MovingConn     *ebpf.Map `ebpf:"moving_conn"`
 	NewConn        *ebpf.Map `ebpf:"new_conn"`
 	NewFlows       *ebpf.Map `ebpf:"new_flows"`
 	PacketSettings *ebpf.Map `ebpf:"packet_settings"`
@@ -372,8 +402,11 @@ func (m *packetMaps) Close() error {
 		m.Conns,
 		m.Devices,
 		m.Events,
+		m.Flows,
 		m.Fragments,
 		m.Frontends,
+		m.Handshakes,
+		m.MovingConn,
 		m.NewConn,
 		m.NewFlows,
 		m.PacketSettings,
@@ -392,6 +425,7 @@ func (m *packetMaps) Close() error {
 // It can be passed to loadPacketObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetVariables struct {
 	LINK_HEADER *ebpf.Variable `ebpf:"LINK_HEADER"`
+	OLD_FLOWS   *ebpf.Variable `ebpf:"OLD_FLOWS"`
 }
 
 // packetPrograms contains all programs after they have been loaded into the kernel.

@@ -309,15 +309,13 @@ func (l *lab) ask(to netip.AddrPort, payload []byte) {
 // flow returns the client's direction of some flow to the VIP.
 func (l *lab) flow(vip netip.AddrPort, proto uint8) bpf.Conn {
 	l.t.Helper()
-	var key bpf.ConnKey
-	var c bpf.Conn
-	for it := l.path.coll.Maps[bpf.MapConns].Iterate(); it.Next(&key, &c); {
+	for key, c := range l.path.flows() {
 		if key.Reply == 0 && key.Server == bpf.Addr16(vip.Addr()) && key.Proto == proto {
 			return c
 		}
 	}
 	l.t.Fatalf("no flow to %s", vip)
-	return c
+	return bpf.Conn{}
 }
 
 func TestPacketEndToEnd(t *testing.T) {
@@ -466,7 +464,7 @@ func TestPacketEndOtherRouter(t *testing.T) {
 				if time.Now().After(deadline) {
 					t.Fatalf("no new flow is routed by %s", other)
 				}
-				l.path.clear(bpf.MapConns, l.path.coll.Maps[bpf.MapConns]) // known flows look up their own route
+				l.path.clearFlows() // known flows look up their own route
 				l.ask(s.vip, []byte("by the other"))
 			}
 		})
@@ -496,9 +494,7 @@ func pin(t *testing.T) {
 // goes reports whether a flow to the VIP is routed through a router.
 func (l *lab) goes(vip netip.AddrPort, router netip.Addr) bool {
 	l.t.Helper()
-	var key bpf.ConnKey
-	var c bpf.Conn
-	for it := l.path.coll.Maps[bpf.MapConns].Iterate(); it.Next(&key, &c); {
+	for key, c := range l.path.flows() {
 		if key.Reply == 0 && key.Server == bpf.Addr16(vip.Addr()) && bytes.HasPrefix(c.Via[:], router.AsSlice()) {
 			return true
 		}

@@ -47,7 +47,7 @@ static __noinline struct conn *find_quoted(struct __sk_buff *skb, const struct p
 		return NULL;
 	take_ports(quoted, &ports, reply);
 	quoted->key.reply = p->key.reply;
-	c = bpf_map_lookup_elem(&conns, &quoted->key);
+	c = find_entry(&quoted->key);
 	return c && is_alive(quoted->key.proto, c, now_ns()) ? c : NULL;
 }
 

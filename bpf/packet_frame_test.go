@@ -15,6 +15,8 @@ type frame struct {
 	proto    uint8
 	flags    uint8  // TCP flags, or the type of the first SCTP chunk
 	seq, ack uint32 // TCP
+	window   uint16 // TCP
+	tcpOpts  []byte // TCP
 	payload  []byte // after the transport header
 
 	hops     uint8  // 0 means 64
@@ -84,8 +86,9 @@ func (f frame) transport() []byte {
 	case tcp:
 		b = binary.BigEndian.AppendUint32(b, f.seq)
 		b = binary.BigEndian.AppendUint32(b, f.ack)
-		b = append(b, 5<<4, f.flags)
-		b = append(append(b, 0, 0, 0, 0, 0, 0), f.payload...)
+		b = append(b, byte(5+len(f.tcpOpts)/4)<<4, f.flags)
+		b = binary.BigEndian.AppendUint16(b, f.window)
+		b = slices.Concat(b, []byte{0, 0, 0, 0}, f.tcpOpts, f.payload)
 		check(16)
 	case udp:
 		b = binary.BigEndian.AppendUint16(b, uint16(8+len(f.payload)))

@@ -62,6 +62,9 @@ struct packet {
 	__u32 l3;	     /* offset of the IP header */
 	__u32 l4;	     /* offset of the transport header */
 	__u32 end;	     /* offset behind the IP packet */
+	__u32 seq;	     /* TCP: sequence number; of a SYN and a FIN as read_edges says */
+	__u32 ack;	     /* TCP, likewise */
+	__u16 window;	     /* TCP: as in the packet, without scale */
 	__u16 next;	     /* offset from l3 of the byte with the protocol number */
 	__u8 kind;	     /* TCP flags, type of the first SCTP chunk, or ICMP type */
 	__u8 check;	     /* offset of the Internet checksum in the transport header, 0 without one */
@@ -69,6 +72,7 @@ struct packet {
 	bool tagged;
 	bool ports; /* the packet carries ports */
 	__u8 part;  /* enum part */
+	__u8 scale; /* WINDOW_SCALED and the scale that a SYN offers, or 0 */
 };
 
 /* Returns the hop limit, which IPv4 and IPv6 have in different bytes of the word. */
@@ -226,6 +230,51 @@ static __always_inline void take_ports(struct packet *p, const struct port_pair 
 	p->key.server_port = bpf_ntohs(reply ? ports->source : ports->destination);
 }
 
+#define TCP_OPTION_END 0
+#define TCP_OPTION_NOP 1
+#define TCP_OPTION_SCALE 3
+#define TCP_OPTION_SCALE_MAX 14
+/* Options that a SYN is searched for. Linux sends the scale as the fifth at the latest. */
+#define TCP_OPTIONS_MAX 12
+
+/* Returns the window scale that a SYN with a header of so many bytes offers. */
+static __noinline __u8 read_scale(struct __sk_buff *skb, const struct packet *p, __u32 length)
+{
+	__u32 at = p->l4 + 20, end = p->l4 + length;
+
+	for (int i = 0; i < TCP_OPTIONS_MAX; i++) {
+		__u8 option[3]; /* kind, length, value */
+
+		if (at + sizeof(option) > end || bpf_skb_load_bytes(skb, at, option, sizeof(option)))
+			break;
+		if (option[0] == TCP_OPTION_SCALE)
+			return WINDOW_SCALED | (option[2] > TCP_OPTION_SCALE_MAX ? TCP_OPTION_SCALE_MAX : option[2]);
+		if (option[0] == TCP_OPTION_END || (option[0] != TCP_OPTION_NOP && option[1] < 2))
+			break;
+		at += option[0] == TCP_OPTION_NOP ? 1 : option[1];
+	}
+	return 0;
+}
+
+/* Reads what matters about a SYN or FIN with a header of so many bytes. A SYN gets the number that accepts it as seq,
+ * and as ack, since it acknowledges nothing, the number behind its data. SYN+ACK and FIN get the number behind their
+ * data as seq. Fewer fields save stack, of which all functions of a program share 512 bytes. Not static: see
+ * skip_extensions. */
+__noinline int read_edges(struct __sk_buff *skb, struct packet *p, __u32 length)
+{
+	if (!p)
+		return 0;
+	if (p->kind & TCP_SYN) {
+		p->seq++;
+		p->scale = read_scale(skb, p, length);
+	}
+	if ((p->kind & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+		p->ack = p->seq + (p->end - p->l4 - length);
+	else
+		p->seq += p->end - p->l4 - length;
+	return 0;
+}
+
 static __always_inline enum drop_reason read_tcp(struct __sk_buff *skb, struct packet *p, bool reply)
 {
 	struct {
@@ -233,7 +282,7 @@ static __always_inline enum drop_reason read_tcp(struct __sk_buff *skb, struct p
 		__be32 seq, ack;
 		__u8 offset;
 		__u8 flags;
-		__u8 pad[2];
+		__be16 window;
 	} h;
 
 	if (p->l4 + 20 > p->end || READ_AT(skb, p->l4, &h))
@@ -243,6 +292,11 @@ static __always_inline enum drop_reason read_tcp(struct __sk_buff *skb, struct p
 	take_ports(p, &h.ports, reply);
 	p->kind = h.flags;
 	p->check = 16;
+	p->seq = bpf_ntohl(h.seq);
+	p->ack = bpf_ntohl(h.ack);
+	p->window = bpf_ntohs(h.window);
+	if (h.flags & (TCP_SYN | TCP_FIN))
+		read_edges(skb, p, (h.offset >> 4) * 4);
 	return DROP_REASON_NONE;
 }
 

@@ -33,18 +33,27 @@ var connStates = map[bpf.ConnState]string{
 
 // Connections returns up to limit flows of the packet path, in no order, and none without a packet path. Some of them
 // may have ended: an ended flow is evicted when the map needs its entry.
-func (r *Reader) Connections(limit int) ([]Connection, error) {
-	m := r.maps[bpf.MapConns]
-	if m == nil {
-		return nil, nil
-	}
+func (r *Reader) Connections(limit int) (found []Connection, err error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
+	for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes} {
+		if found, err = r.appendConnections(found, limit, name, time.Duration(now.Nano())); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// appendConnections appends the flows of one map, until there are limit.
+func (r *Reader) appendConnections(found []Connection, limit int, name string, now time.Duration) ([]Connection, error) {
+	m := r.maps[name]
+	if m == nil {
+		return found, nil
+	}
 	var cursor ebpf.MapBatchCursor
 	keys, values := make([]bpf.ConnKey, chunk), make([]bpf.Conn, chunk)
-	var found []Connection
 	for {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		for i := range n {
@@ -52,7 +61,7 @@ func (r *Reader) Connections(limit int) ([]Connection, error) {
 				return found, nil
 			}
 			if keys[i].Reply == 0 && values[i].Flags&bpf.ConnBack == 0 { // the other direction is an entry of its own
-				found = append(found, r.decodeConnection(keys[i], values[i], time.Duration(now.Nano())))
+				found = append(found, r.decodeConnection(keys[i], values[i], now))
 			}
 		}
 		if errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -31,6 +31,7 @@ type loader struct {
 	steps
 
 	pins  pins
+	conns string // pin of bpf.MapConns
 	maps  map[string]*ebpf.Map
 	progs map[string]*ebpf.Program
 }
@@ -68,7 +69,10 @@ func (l *loader) makeFolders() error {
 // mapName is the name that a map is pinned under. The constants of an object are a map too, under the same name in every
 // object, and frozen once loaded. That map is named after a hash of its content, so that programs with different
 // constants count as different.
-func mapName(name string, ms *ebpf.MapSpec) string {
+func (l *loader) mapName(name string, ms *ebpf.MapSpec) string {
+	if name == bpf.MapConns {
+		return l.conns
+	}
 	if name != ".rodata" || len(ms.Contents) != 1 {
 		return name
 	}
@@ -78,9 +82,12 @@ func mapName(name string, ms *ebpf.MapSpec) string {
 
 // openMaps opens every pinned map and creates the missing ones. Objects share maps by name.
 func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
+	if err := l.findOldFlows(spec); err != nil {
+		return err
+	}
 	for key, ms := range spec.Maps {
-		name := mapName(key, ms)
-		if name != key {
+		name := l.mapName(key, ms)
+		if key == ".rodata" {
 			ms.Flags |= unix.BPF_F_MMAPABLE // as the library creates such maps
 		}
 		path := l.pins.mapPath(name)
@@ -110,13 +117,13 @@ func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 func (l *loader) newMap(name string, ms *ebpf.MapSpec) error {
 	var m *ebpf.Map
 	var err error
-	if name == bpf.MapConns || name == bpf.MapFragments || name == bpf.MapRoutedClients {
+	if slices.Contains([]string{bpf.MapFlows, bpf.MapHandshakes, bpf.MapConns, bpf.MapFragments, bpf.MapRoutedClients}, name) {
 		if m, err = l.share(name, ms); err != nil {
 			return err
 		}
 	}
 	if m == nil {
-		if name == bpf.MapRoutedClients && l.shares(bpf.MapConns) {
+		if name == bpf.MapRoutedClients && (l.shares(bpf.MapFlows) || l.shares(bpf.MapConns)) {
 			// The other ABI did not record which clients are routed: flag that some may be.
 			ms = ms.Copy()
 			ms.Contents = []ebpf.MapKV{{Key: uint32(0), Value: uint32(1)}}
@@ -160,7 +167,7 @@ func (l *loader) shares(name string) bool {
 func (l *loader) loadPrograms(spec *ebpf.CollectionSpec) error {
 	used := map[string]*ebpf.Map{}
 	for name, ms := range spec.Maps {
-		used[name] = l.maps[mapName(name, ms)]
+		used[name] = l.maps[l.mapName(name, ms)]
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: used})
 	if err != nil {

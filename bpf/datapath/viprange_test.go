@@ -82,15 +82,15 @@ func TestRoutedClientsOfAnotherABI(t *testing.T) {
 		}
 		return v
 	}
-	openPackets(t, n.cfg, with(counted(t, false), bpf.MapConns))
-	second := openPackets(t, n.cfg, nextABI(with(counted(t, false), bpf.MapConns, bpf.MapRoutedClients)))
+	openPackets(t, n.cfg, with(counted(t, false), bpf.MapFlows))
+	second := openPackets(t, n.cfg, nextABI(with(counted(t, false), bpf.MapFlows, bpf.MapRoutedClients)))
 	if routed(second) != 1 {
 		t.Error("without a flag of the old ABI, clients may be routed")
 	}
 	if err := second.maps[bpf.MapRoutedClients].Put(uint32(0), uint32(0)); err != nil {
 		t.Fatal(err)
 	}
-	third := openPackets(t, n.cfg, nextABI(nextABI(with(counted(t, false), bpf.MapConns, bpf.MapRoutedClients))))
+	third := openPackets(t, n.cfg, nextABI(nextABI(with(counted(t, false), bpf.MapFlows, bpf.MapRoutedClients))))
 	if routed(third) != 0 {
 		t.Error("what was written down is not known to the next version")
 	}

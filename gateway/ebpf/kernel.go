@@ -49,12 +49,20 @@ func load(bpffs string, flows int, v version) (k *kernel, err error) {
 	if k.predecessors, err = k.findPredecessors(spec); err != nil {
 		return nil, err
 	}
-	spec.Maps[bpf.MapConns].MaxEntries = uint32(flows * entriesPerFlow)
+	spec.Maps[bpf.MapFlows].MaxEntries = uint32(flows * entriesPerFlow)
+	conns, err := k.findOldFlows(spec)
+	if err != nil {
+		return nil, err
+	}
 	for name, ms := range spec.Maps {
 		if strings.HasPrefix(name, ".") {
 			continue // constants belong to the program
 		}
-		if k.maps[name], err = k.openMap(name, ms); err != nil {
+		pin := name
+		if name == bpf.MapConns {
+			pin = conns
+		}
+		if k.maps[name], err = k.openMap(pin, ms); err != nil {
 			return nil, errors.Join(err, k.close())
 		}
 	}

@@ -49,7 +49,7 @@ func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) erro
 	for ctx.Err() == nil {
 		if now := time.Now(); now.After(resendAt) || b.lost() != lost {
 			resendAt, lost = now.Add(resendInterval), b.lost()
-			if err := b.All(send); err != nil {
+			if err := b.sendAll(bpf.MapFlows, send); err != nil {
 				return err
 			}
 		}
@@ -59,6 +59,9 @@ func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) erro
 				break
 			} else if err != nil {
 				return fmt.Errorf("read opened flows: %w", err)
+			}
+			if len(record.RawSample) < binary.Size(bpf.GatewayOpened{}) {
+				continue // of an older build; the next full export has the flow
 			}
 			var o bpf.GatewayOpened
 			if err := decode(record.RawSample, &o); err != nil {
@@ -91,10 +94,15 @@ func (b *Balancer) lost() (n uint64) {
 
 // All sends all flows of this gateway that another one can continue, until send fails. It is safe for concurrent use.
 func (b *Balancer) All(send func(flows.Flow) error) error {
+	return errors.Join(b.sendAll(bpf.MapHandshakes, send), b.sendAll(bpf.MapFlows, send))
+}
+
+// sendAll sends the flows of one map.
+func (b *Balancer) sendAll(name string, send func(flows.Flow) error) error {
 	keys, values := make([]bpf.GatewayConnKey, 4096), make([]bpf.GatewayConn, 4096)
 	var cursor ebpf.MapBatchCursor
 	for {
-		n, err := b.k.maps[bpf.MapConns].BatchLookup(&cursor, keys, values, nil)
+		n, err := b.k.maps[name].BatchLookup(&cursor, keys, values, nil)
 		last := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !last {
 			return fmt.Errorf("read flows: %w", err)
@@ -113,10 +121,12 @@ func (b *Balancer) All(send func(flows.Flow) error) error {
 	}
 }
 
-// alive reports whether a flow is open and has not timed out.
+// alive reports whether both sides of a flow have spoken and it has not ended or timed out. In UDP the first answer is
+// enough.
 func alive(key *bpf.GatewayConnKey, c *bpf.GatewayConn) bool {
-	silent := time.Duration(now() - c.Seen)
-	return (bpf.ConnState(c.State) == bpf.ConnOpen || bpf.ConnState(c.State) == bpf.ConnHalf) && silent < idleTimeout(key.Proto)
+	state := bpf.ConnState(c.State)
+	open := state == bpf.ConnOpen || state == bpf.ConnHalf || key.Proto == unix.IPPROTO_UDP && state == bpf.ConnAnswered
+	return open && time.Duration(now()-c.Seen) < idleTimeout(key.Proto)
 }
 
 func idleTimeout(proto uint8) time.Duration {
@@ -221,18 +231,21 @@ func (b *Balancer) storeFlow(f *flows.Flow, proto uint8, c bpf.GatewayConn) erro
 		reply          uint8
 		becomes        netip.AddrPort // the new server
 		clientPort     uint16
+		window         uint8
 	}
 	known := netip.AddrPortFrom(f.Client.Addr(), f.Source.Port()) // the client between the two translations, or as the backend sees it
-	entries := []entry{{known, f.Backend, 1, f.VIP, f.Client.Port()}}
+	entries := []entry{{known, f.Backend, 1, f.VIP, f.Client.Port(), 0}}
 	if f.Source.Addr() != f.Client.Addr() {
 		c.Flags |= bpf.GatewayDoubleNAT
-		entries = append(entries, entry{f.Backend, f.Source, 0, known, f.Backend.Port()}, entry{f.Backend, known, 1, f.Source, f.Backend.Port()})
+		entries = append(entries,
+			entry{f.Backend, f.Source, 0, known, f.Backend.Port(), bpf.GatewaySecond},
+			entry{f.Backend, known, 1, f.Source, f.Backend.Port(), bpf.GatewaySecond})
 	}
-	for _, e := range append(entries, entry{f.Client, f.VIP, 0, f.Backend, f.Source.Port()}) {
+	for _, e := range append(entries, entry{f.Client, f.VIP, 0, f.Backend, f.Source.Port(), 0}) {
 		key := bpf.GatewayConnKey{
 			Client: bpf.Addr16(e.client.Addr()), ClientPort: e.client.Port(), Server: bpf.Addr16(e.server.Addr()), ServerPort: e.server.Port(), Proto: proto, Reply: e.reply,
 		}
-		c.Addr, c.ServerPort, c.ClientPort = bpf.Addr16(e.becomes.Addr()), e.becomes.Port(), e.clientPort
+		c.Addr, c.ServerPort, c.ClientPort, c.Window = bpf.Addr16(e.becomes.Addr()), e.becomes.Port(), e.clientPort, e.window
 		if err := b.storeUnlessOwn(&key, &c); err != nil {
 			return fmt.Errorf("store flow %s: %w", f, err)
 		}
@@ -242,7 +255,7 @@ func (b *Balancer) storeFlow(f *flows.Flow, proto uint8, c bpf.GatewayConn) erro
 
 // storeUnlessOwn stores an entry, unless a flow of this gateway has the key.
 func (b *Balancer) storeUnlessOwn(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error {
-	m := b.k.maps[bpf.MapConns]
+	m := b.k.maps[bpf.MapFlows]
 	err := m.Update(key, c, ebpf.UpdateNoExist)
 	if !errors.Is(err, ebpf.ErrKeyExist) {
 		return err

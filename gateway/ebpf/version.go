@@ -45,7 +45,7 @@ type predecessor struct {
 }
 
 // shared names the maps that ABIs share if their layouts are equal.
-var shared = []string{bpf.MapConns, bpf.MapFragments, bpf.MapAffinities, bpf.MapRefusals}
+var shared = []string{bpf.MapFlows, bpf.MapHandshakes, bpf.MapConns, bpf.MapFragments, bpf.MapAffinities, bpf.MapRefusals}
 
 // otherMaps lists the map folders of other ABIs.
 func (k *kernel) otherMaps() ([]string, error) {
@@ -121,6 +121,28 @@ func (k *kernel) share(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 		}
 	}
 	return nil, nil
+}
+
+// findOldFlows finds the flows of a build that has no bpf.MapFlows, prepares the spec to read them, and returns the pin of
+// bpf.MapConns. Each flow moves to the new map with its next packet.
+func (k *kernel) findOldFlows(spec *ebpf.CollectionSpec) (pin string, err error) {
+	dirs := []string{k.mapsDir()}
+	for _, p := range k.predecessors {
+		dirs = append(dirs, p.dir)
+	}
+	_, err = os.Stat(filepath.Join(k.mapsDir(), bpf.MapFlows))
+	capacity, err := bpf.FindOldFlows(dirs, errors.Is(err, fs.ErrNotExist))
+	if err != nil {
+		return "", err
+	}
+	if capacity == 0 {
+		if err := os.Remove(filepath.Join(k.mapsDir(), bpf.MapConns)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("remove flows of another version: %w", err)
+		}
+		return bpf.MapNoConns, nil
+	}
+	spec.Maps[bpf.MapConns].MaxEntries = capacity
+	return bpf.MapConns, spec.Variables[bpf.VarOldFlows].Set(uint32(1))
 }
 
 // forgetOthers removes the maps of other ABIs. Call it when none of their programs runs any more.

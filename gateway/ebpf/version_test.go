@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/datapath/oldflowstest"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -72,6 +73,32 @@ func TestVersionsUnderTraffic(t *testing.T) {
 				t.Errorf("%d of %d queries were lost", lost, asked)
 			}
 			w.check(w.Gateways[0].Do(func() error { return Remove(w.bpffs[0]) }))
+		})
+	}
+}
+
+// An upgrade from a build whose flows have no windows loses no datagram and no connection.
+func TestFlowsOfOlderBuild(t *testing.T) {
+	for name, way := range map[string]desired.Return{"routed": desired.Routed, "SNAT": desired.SNAT} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestbed(t)
+			w.serve()
+			w.check(w.applyTo(0, state(way, 1, 2)))
+			q := w.askAll(4)
+			s := state(way, 4, 3, 2, 1) // the hash sends some of them elsewhere now
+			for range 2 {
+				before := q.asked.Load()
+				w.until(func() bool { return q.asked.Load() > before+200 || q.lost.Load() > 0 }, "traffic goes on")
+				w.check(w.balancers[0].Close(context.Background(), false))
+				w.check(oldflowstest.Demote(w.balancers[0].k.mapsDir()))
+				w.openVersion(0, ours(t, true))
+				w.check(w.applyTo(0, s))
+			}
+			before := q.asked.Load()
+			w.until(func() bool { return q.asked.Load() > before+200 || q.lost.Load() > 0 }, "traffic goes on")
+			if asked, lost := q.end(); lost > 0 {
+				t.Errorf("%d of %d queries were lost", lost, asked)
+			}
 		})
 	}
 }

@@ -1,0 +1,54 @@
+// Package oldflowstest makes maps of flows as older builds have them.
+package oldflowstest
+
+import (
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/isthmus-net/isthmus/bpf"
+)
+
+// Demote turns the flows in a folder of pinned maps into those of an older build, which has only the map conns. Programs that
+// use the pinned maps keep them.
+func Demote(dir string) error {
+	old, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.LRUHash, KeySize: uint32(binary.Size(bpf.ConnKey{})), ValueSize: uint32(binary.Size(bpf.OldConn{})), MaxEntries: 4096,
+	})
+	if err != nil {
+		return err
+	}
+	defer old.Close()
+	for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes} {
+		if err := demoteMap(filepath.Join(dir, name), old); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{bpf.MapConns, bpf.MapNoConns} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return old.Pin(filepath.Join(dir, bpf.MapConns))
+}
+
+// demoteMap copies the start of each value of a pinned map, and removes the pin.
+func demoteMap(path string, old *ebpf.Map) error {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	var key, value []byte
+	it := m.Iterate()
+	for it.Next(&key, &value) {
+		if err := old.Put(key, value[:old.ValueSize()]); err != nil {
+			return err
+		}
+	}
+	return errors.Join(it.Err(), os.Remove(path))
+}
