@@ -2,8 +2,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The minimum of a load balancer, as a baseline on the same machine: one VIP, IPv4, IP headers without options, no
- * counters, no events and no refusals. It limits new flows, for each CPU and each client, like every program that a
- * flood must not occupy.
+ * counters, no events and no refusals. It has what every balancer needs against forged packets: it limits new flows for
+ * each CPU and each client, keeps half-open flows in a table of their own, and believes a SYN+ACK, the ACK of it, a RST
+ * and a FIN only with the right numbers.
  *
  *	connect4_storage	selects a backend and stores the VIP for getpeername in the socket's storage
  *	connect4_table		selects a backend and stores the VIP in a table indexed by the socket's cookie
@@ -73,15 +74,34 @@ struct flow_key {
 };
 _Static_assert(sizeof(struct flow_key) == 16, "flow_key is 16 bytes");
 
+enum state {
+	OPENING,
+	ANSWERED,
+	OPEN,
+	CLOSED,
+};
+
+/* Flags of a TCP sender's window; the low bits are its scale. */
+enum window {
+	WINDOW_SCALE = 15,
+	WINDOW_KNOWN = 16,
+	WINDOW_SCALED = 32,
+	WINDOW_SYN = 64, /* `ack` accepts the SYN, `edge` is the size of the window */
+};
+
 struct flow {
 	__u64 seen; /* jiffies */
 	__be32 server;
 	__be16 server_port;
-	__u8 pad[2];
+	__u8 state;
+	__u8 window;
 	__u32 client_device; /* interface index; used towards the client */
-	__u8 pad2[4];
+	__u32 ack;
+	__u32 edge;
+	__u8 fins; /* 1 of the client, 2 of the backend */
+	__u8 pad[3];
 };
-_Static_assert(sizeof(struct flow) == 24, "flow is 24 bytes");
+_Static_assert(sizeof(struct flow) == 32, "flow is 32 bytes");
 
 /* New flows of a second. */
 struct rate {
@@ -124,6 +144,14 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } flows SEC(".maps");
+
+/* Flows of which one side has not spoken yet. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} handshakes SEC(".maps");
 
 /* Those of the CPU at index 0, those of the clients with one hash at each other index. */
 #define SOURCES 4096
@@ -278,25 +306,190 @@ static __always_inline bool may_open_flow(__be32 client)
 	return take(1 + (client * 0x9e3779b1U >> 16) % SOURCES, now, CLIENT_FLOWS_MAX) && take(0, now, CPU_FLOWS_MAX);
 }
 
+#define TCP_FIN 1
+#define TCP_SYN 2
+#define TCP_RST 4
+#define TCP_ACK 16
+
+/* The TCP header behind its ports, in host order. */
+struct tcp {
+	__u32 seq;
+	__u32 ack;
+	__u8 offset;
+	__u8 flags;
+	__u16 window;
+};
+_Static_assert(sizeof(struct tcp) == 12, "tcp is 12 bytes");
+
+/* Reads the TCP header. Of UDP and truncated packets it is zero. */
+static __always_inline struct tcp read_tcp(struct __sk_buff *skb, __u8 proto)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct tcp t = {};
+
+	if (proto != IPPROTO_TCP || data + TRANSPORT + 4 + sizeof(t) > end)
+		return t;
+	t = *(struct tcp *)(data + TRANSPORT + 4);
+	t.seq = bpf_ntohl(t.seq);
+	t.ack = bpf_ntohl(t.ack);
+	t.window = bpf_ntohs(t.window);
+	return t;
+}
+
+/* Returns the window scale that a SYN offers. */
+static __noinline __u8 read_scale(struct __sk_buff *skb, __u32 length)
+{
+	__u32 at = TRANSPORT + 20;
+
+	for (int i = 0; i < 12; i++) {
+		__u8 option[3];
+
+		if (at + 3 > TRANSPORT + length || bpf_skb_load_bytes(skb, at, option, sizeof(option)))
+			break;
+		if (option[0] == 3)
+			return WINDOW_SCALED | (option[2] > 14 ? 14 : option[2]);
+		if (option[0] == 0 || (option[0] != 1 && option[1] < 2))
+			break;
+		at += option[0] == 1 ? 1 : option[1];
+	}
+	return 0;
+}
+
+static __always_inline struct flow *find_flow(const struct flow_key *key)
+{
+	return bpf_map_lookup_elem(&flows, key) ?: bpf_map_lookup_elem(&handshakes, key);
+}
+
+static __always_inline bool is_in_window(__u32 number, const struct flow *f)
+{
+	return f->window & WINDOW_KNOWN && number - f->ack <= f->edge - f->ack;
+}
+
+/* Follows the window of a packet's sender. */
+static __always_inline void follow_window(const struct tcp *t, struct flow *f)
+{
+	__u32 edge;
+
+	if (!(t->flags & TCP_ACK) || !is_in_window(t->ack, f))
+		return;
+	edge = t->ack + ((__u32)t->window << (t->flags & TCP_SYN ? 0 : f->window & WINDOW_SCALE));
+	f->ack = t->ack;
+	if ((__s32)(edge - f->edge) > 0)
+		f->edge = edge;
+}
+
+/* Learns both windows from a SYN+ACK. */
+static __always_inline void open_windows(struct __sk_buff *skb, const struct tcp *t, struct flow *f,
+					 struct flow *client)
+{
+	__u8 scale = read_scale(skb, (t->offset >> 4) * 4);
+	bool scaled = client->window & scale & WINDOW_SCALED;
+
+	f->window = WINDOW_KNOWN | (scaled ? scale & WINDOW_SCALE : 0);
+	client->ack = t->seq + 1;
+	client->edge += t->seq + 1;
+	client->window = WINDOW_KNOWN | (scaled ? client->window & WINDOW_SCALE : 0);
+}
+
+static __always_inline void promote(const struct flow_key *key)
+{
+	struct flow *f = bpf_map_lookup_elem(&handshakes, key);
+
+	if (f && !bpf_map_update_elem(&flows, key, f, BPF_ANY))
+		bpf_map_delete_elem(&handshakes, key);
+}
+
+static __always_inline bool is_current(const struct tcp *t, const struct flow *f)
+{
+	return !(f->window & WINDOW_KNOWN) || (t->flags & TCP_ACK && t->ack == f->ack);
+}
+
+/* Prepares both entries for the answer to a SYN. */
+static __always_inline void begin(struct __sk_buff *skb, const struct tcp *t, struct flow *f, struct flow *back)
+{
+	f->state = back->state = OPENING;
+	f->fins = back->fins = 0;
+	f->ack = back->ack = back->edge = t->seq + 1;
+	f->edge = t->window;
+	f->window = WINDOW_SYN | read_scale(skb, (t->offset >> 4) * 4);
+	back->window = WINDOW_KNOWN;
+}
+
+/* Updates a flow's state in both entries. Returns its entry, which may have moved. */
+static __noinline struct flow *advance(struct __sk_buff *skb, const struct flow_key *key, struct flow *f,
+				       const struct tcp *t)
+{
+	bool syn = t->flags & TCP_SYN, is_tcp = key->proto == IPPROTO_TCP;
+	struct flow_key k = *key, back = *key;
+	__u8 state = f->state;
+	struct flow *other;
+
+	back.server = f->server;
+	back.server_port = f->server_port;
+	back.reply = !key->reply;
+	other = find_flow(&back);
+	if (!other)
+		return f;
+	if (syn && !key->reply && state == CLOSED) {
+		begin(skb, t, f, other);
+		return f;
+	}
+	if (t->flags & TCP_RST) {
+		if (state == OPENING && key->reply ? is_current(t, f) : is_in_window(t->seq, other))
+			f->state = other->state = CLOSED;
+		return f;
+	}
+	if (state == OPENING && key->reply && (syn || !(f->window & WINDOW_KNOWN)) && is_current(t, f)) {
+		if (is_tcp && other->window & WINDOW_SYN)
+			open_windows(skb, t, f, other);
+		f->state = other->state = ANSWERED;
+	} else if (state == ANSWERED && !key->reply && !syn && is_current(t, f)) {
+		f->state = other->state = OPEN;
+	}
+	if (t->flags & TCP_FIN && f->state == OPEN &&
+	    is_in_window(t->seq + skb->len - TRANSPORT - (t->offset >> 4) * 4, other)) {
+		f->fins |= key->reply ? 2 : 1;
+		other->fins = f->fins;
+		if (f->fins == 3)
+			f->state = other->state = CLOSED;
+	}
+	if (state >= OPEN || f->state < OPEN)
+		return f;
+	promote(&back);
+	promote(&k);
+	return bpf_map_lookup_elem(&flows, &k);
+}
+
+/* Advances a flow by a packet of it. Few packets change its state. */
+static __always_inline struct flow *follow_flow(struct __sk_buff *skb, const struct flow_key *key, struct flow *f,
+						const struct tcp *t)
+{
+	follow_window(t, f);
+	return f->state < OPEN || t->flags & (TCP_SYN | TCP_FIN | TCP_RST) ? advance(skb, key, f, t) : f;
+}
+
 /* Creates both directions of a flow. Returns the one to the backend, or NULL if the destination is no VIP or the flow
  * is one too many. */
-static __noinline struct flow *create_flow(struct __sk_buff *skb, const struct flow_key *key)
+static __noinline struct flow *create_flow(struct __sk_buff *skb, const struct flow_key *key, const struct tcp *t)
 {
 	struct endpoint vip = { .addr = key->server, .port = key->server_port, .proto = key->proto };
 	const struct endpoint *to = select_backend(&vip);
 	struct flow_key back = *key;
-	struct flow f = { .server = key->server, .server_port = key->server_port, .client_device = skb->ifindex };
+	struct flow reply = { .server = key->server, .server_port = key->server_port, .client_device = skb->ifindex };
+	struct flow f = {};
 
 	if (!to || !may_open_flow(key->client))
 		return NULL;
 	back.server = to->addr;
 	back.server_port = to->port;
 	back.reply = 1;
-	bpf_map_update_elem(&flows, &back, &f, BPF_ANY);
 	f.server = to->addr;
 	f.server_port = to->port;
-	bpf_map_update_elem(&flows, key, &f, BPF_ANY);
-	return bpf_map_lookup_elem(&flows, key);
+	if (t->flags & TCP_SYN)
+		begin(skb, t, &f, &reply);
+	bpf_map_update_elem(&handshakes, &back, &reply, BPF_ANY);
+	bpf_map_update_elem(&handshakes, key, &f, BPF_ANY);
+	return bpf_map_lookup_elem(&handshakes, key);
 }
 
 SEC("tc/from_client")
@@ -306,17 +499,18 @@ int from_client(struct __sk_buff *skb)
 	struct header h;
 	struct flow_key key;
 	struct flow *f;
+	struct tcp t;
 
 	if (!read_header(skb, &h))
 		return TC_ACT_UNSPEC;
+	t = read_tcp(skb, h.proto);
 	key = (struct flow_key){ .client = h.source,
 				 .server = h.destination,
 				 .client_port = h.source_port,
 				 .server_port = h.destination_port,
 				 .proto = h.proto };
-	f = bpf_map_lookup_elem(&flows, &key);
-	if (!f)
-		f = create_flow(skb, &key);
+	f = find_flow(&key);
+	f = f ? follow_flow(skb, &key, f, &t) : create_flow(skb, &key, &t);
 	if (!f)
 		return TC_ACT_UNSPEC;
 	f->seen = bpf_jiffies64();
@@ -330,16 +524,19 @@ static __always_inline struct flow *translate_reply(struct __sk_buff *skb)
 	struct header h;
 	struct flow_key key;
 	struct flow *f;
+	struct tcp t;
 
 	if (!read_header(skb, &h))
 		return NULL;
+	t = read_tcp(skb, h.proto);
 	key = (struct flow_key){ .client = h.destination,
 				 .server = h.source,
 				 .client_port = h.destination_port,
 				 .server_port = h.source_port,
 				 .proto = h.proto,
 				 .reply = 1 };
-	f = bpf_map_lookup_elem(&flows, &key);
+	f = find_flow(&key);
+	f = f ? follow_flow(skb, &key, f, &t) : NULL;
 	if (!f)
 		return NULL;
 	f->seen = bpf_jiffies64();

@@ -26,9 +26,13 @@ type referenceFlow struct {
 	Seen         uint64
 	Server       uint32
 	ServerPort   uint16
-	Pad          [2]uint8
+	State        uint8
+	Window       uint8
 	ClientDevice uint32
-	Pad2         [4]uint8
+	Ack          uint32
+	Edge         uint32
+	Fins         uint8
+	Pad          [3]uint8
 }
 
 type referenceFlowKey struct {
@@ -67,6 +71,7 @@ const (
 	referenceMapBackends         = "backends"
 	referenceMapFlows            = "flows"
 	referenceMapFrontends        = "frontends"
+	referenceMapHandshakes       = "handshakes"
 	referenceMapNewFlows         = "new_flows"
 	referenceMapStorage          = "storage"
 	referenceMapTable            = "table"
@@ -137,12 +142,13 @@ type referenceProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type referenceMapSpecs struct {
-	Backends  *ebpf.MapSpec `ebpf:"backends"`
-	Flows     *ebpf.MapSpec `ebpf:"flows"`
-	Frontends *ebpf.MapSpec `ebpf:"frontends"`
-	NewFlows  *ebpf.MapSpec `ebpf:"new_flows"`
-	Storage   *ebpf.MapSpec `ebpf:"storage"`
-	Table     *ebpf.MapSpec `ebpf:"table"`
+	Backends   *ebpf.MapSpec `ebpf:"backends"`
+	Flows      *ebpf.MapSpec `ebpf:"flows"`
+	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
+	Handshakes *ebpf.MapSpec `ebpf:"handshakes"`
+	NewFlows   *ebpf.MapSpec `ebpf:"new_flows"`
+	Storage    *ebpf.MapSpec `ebpf:"storage"`
+	Table      *ebpf.MapSpec `ebpf:"table"`
 }
 
 // referenceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -174,12 +180,13 @@ func (o *referenceObjects) Close() error {
 //
 // It can be passed to loadReferenceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type referenceMaps struct {
-	Backends  *ebpf.Map `ebpf:"backends"`
-	Flows     *ebpf.Map `ebpf:"flows"`
-	Frontends *ebpf.Map `ebpf:"frontends"`
-	NewFlows  *ebpf.Map `ebpf:"new_flows"`
-	Storage   *ebpf.Map `ebpf:"storage"`
-	Table     *ebpf.Map `ebpf:"table"`
+	Backends   *ebpf.Map `ebpf:"backends"`
+	Flows      *ebpf.Map `ebpf:"flows"`
+	Frontends  *ebpf.Map `ebpf:"frontends"`
+	Handshakes *ebpf.Map `ebpf:"handshakes"`
+	NewFlows   *ebpf.Map `ebpf:"new_flows"`
+	Storage    *ebpf.Map `ebpf:"storage"`
+	Table      *ebpf.Map `ebpf:"table"`
 }
 
 func (m *referenceMaps) Close() error {
@@ -187,6 +194,7 @@ func (m *referenceMaps) Close() error {
 		m.Backends,
 		m.Flows,
 		m.Frontends,
+		m.Handshakes,
 		m.NewFlows,
 		m.Storage,
 		m.Table,
