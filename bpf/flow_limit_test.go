@@ -66,6 +66,7 @@ func TestNewFlowLimit(t *testing.T) {
 			},
 		} {
 			t.Run(name+"/"+prog, func(t *testing.T) {
+				pin(t)
 				p := load(t)
 				t.Cleanup(func() { p.opened(time.Hour, 0, 0) })
 				if prog != bpf.ProgGateway {
