@@ -23,22 +23,21 @@ func Demote(dir string) error {
 		return err
 	}
 	defer old.Close()
-	for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes} {
+	// Flows that have not moved from conns yet come first: a newer entry replaces theirs.
+	for _, name := range []string{bpf.MapConns, bpf.MapNoConns, bpf.MapHandshakes, bpf.MapFlows} {
 		if err := demoteMap(filepath.Join(dir, name), old); err != nil {
-			return err
-		}
-	}
-	for _, name := range []string{bpf.MapConns, bpf.MapNoConns} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	return old.Pin(filepath.Join(dir, bpf.MapConns))
 }
 
-// demoteMap copies the start of each value of a pinned map, and removes the pin.
+// demoteMap copies the start of each value of a pinned map, if there is one, and removes the pin.
 func demoteMap(path string, old *ebpf.Map) error {
 	m, err := ebpf.LoadPinnedMap(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
