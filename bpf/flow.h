@@ -173,30 +173,34 @@ static __always_inline bool is_from_backend(const struct conn_key *key, const st
 	return key->reply || c->flags & CONN_BACK;
 }
 
-/* Moves an entry of an older build's map to `flows`. Returns it there, or NULL if there is none. */
-static __always_inline struct conn *move_old_entry(const struct conn_key *key)
+/* Moves an entry of an older build's map to `flows`, if there is one. */
+static __always_inline void move_old_entry(const struct conn_key *key)
 {
 	struct old_conn *old = bpf_map_lookup_elem(&conns, key);
 	__u32 zero = 0;
 	struct conn *c = bpf_map_lookup_elem(&moving_conn, &zero);
 
 	if (!old || !c)
-		return NULL;
+		return;
 	__builtin_memset(c, 0, sizeof(*c));
 	__builtin_memcpy(c, old, sizeof(*old));
 	if (is_alive(key->proto, c, now_ns()))
 		bpf_map_update_elem(&flows, key, c, BPF_NOEXIST);
 	bpf_map_delete_elem(&conns, key);
-	return bpf_map_lookup_elem(&flows, key);
 }
 
-/* Finds an entry that is not in `flows`. */
+/* Finds an entry that was not in `flows`. Another CPU may move it there meanwhile: without the last look, a backend's
+ * packet would find no flow while the client's opens it. */
 static __noinline struct conn *find_other_entry(const struct conn_key *key)
 {
 	struct conn_key k = *key; /* Linux 6.1 accepts no map key in memory that the caller passed */
 	struct conn *c = bpf_map_lookup_elem(&handshakes, &k);
 
-	return c || !OLD_FLOWS ? c : move_old_entry(&k);
+	if (c)
+		return c;
+	if (OLD_FLOWS)
+		move_old_entry(&k);
+	return bpf_map_lookup_elem(&flows, &k);
 }
 
 /* Finds an entry. */
