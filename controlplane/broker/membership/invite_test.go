@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/credential"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	renewal "github.com/isthmus-net/isthmus/controlplane/internal/credential"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
@@ -51,7 +52,7 @@ func TestInvitation(t *testing.T) {
 	if err := asks(t.Context(), newClient(t, cfg), "invite"); err != nil {
 		t.Errorf("the member's token: %v", err)
 	}
-	if left := time.Until(credential.Parse(cfg.BearerToken).Expires); left > time.Hour || left < 50*time.Minute {
+	if left := time.Until(renewal.Parse(cfg.BearerToken).Expires); left > time.Hour || left < 50*time.Minute {
 		t.Errorf("its token expires in %s", left)
 	}
 	// An invitation that was not used is withdrawn, and so is what it reserved when it has expired.
@@ -90,7 +91,7 @@ func TestSleptForTooLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := credentials(t, member, r.Namespace)
-	expires := credential.Parse(before.BearerToken).Expires
+	expires := renewal.Parse(before.BearerToken).Expires
 	late := newRenewer(t, before, r, func() time.Time { return expires.Add(time.Hour) })
 	want := fmt.Sprintf("the credentials of cluster a for broker %s ended at %s; run isthmusctl invite a on the broker and isthmusctl join with its file in cluster a, which keeps its block, ClusterSetIPs and place",
 		info.Server, expires.UTC().Format(time.RFC3339))
@@ -186,7 +187,7 @@ func TestRenewal(t *testing.T) {
 	}
 	grantController(t, member, r.Namespace)
 	cfg := credentials(t, member, r.Namespace)
-	if left := time.Until(credential.Parse(cfg.BearerToken).Expires); left < 6*24*time.Hour || left > 7*24*time.Hour {
+	if left := time.Until(renewal.Parse(cfg.BearerToken).Expires); left < 6*24*time.Hour || left > 7*24*time.Hour {
 		t.Errorf("the token expires in %s", left)
 	}
 	runFor(t, newRenewer(t, cfg, r, func() time.Time { return time.Now().Add(3 * 24 * time.Hour) }))

@@ -12,11 +12,11 @@ type Token struct {
 	Account string // the user name
 	Issued  time.Time
 	Expires time.Time // zero if it does not expire
-	// Secret is the Secret on the broker that holds a token which does not expire.
+	// Secret is the Secret beside the account that holds a token which does not expire.
 	Secret string
 }
 
-// Parse returns the claims of a token, without a check of its signature: only the broker can do that.
+// Parse returns the claims of a token, without a check of its signature: only the API server that issued it can do that.
 func Parse(token string) Token {
 	parts := strings.Split(strings.TrimSpace(token), ".")
 	if len(parts) != 3 {
@@ -39,7 +39,7 @@ func Parse(token string) Token {
 	return t
 }
 
-// due returns when t is renewed: when half of its life has passed. A token that does not expire is replaced at once.
-func (t Token) due() time.Time {
+// Due returns when t is renewed: when half of its life has passed. A token that does not expire is replaced at once.
+func (t Token) Due() time.Time {
 	return t.Issued.Add(t.Expires.Sub(t.Issued) / 2)
 }
