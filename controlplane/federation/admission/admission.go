@@ -4,6 +4,7 @@
 //   - [Fence]: a member rejects writes from former leaders. Its parameter is the member's Lease.
 //   - [Own]: a member rejects writes of supervisors to objects that do not belong to the federation, and Services that could
 //     take other traffic than the federation's.
+//   - [Tokens]: a member rejects tokens of a supervisor's account that the supervisor itself could keep beyond a rotation.
 //   - [VIPs]: a member rejects ClusterSetIPs of supervisors outside of the ranges. Its parameter is the member's Federation.
 package admission
 
@@ -11,8 +12,10 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,6 +30,7 @@ const (
 	ClaimsName = "isthmus-federation-claims"
 	FenceName  = "isthmus-federation-fence"
 	OwnName    = "isthmus-federation-own"
+	TokensName = "isthmus-federation-tokens"
 	VIPsName   = "isthmus-federation-vips"
 )
 
@@ -182,6 +186,48 @@ func Own(namespace string) []client.Object {
 	return rule(OwnName, spec, nil, admissionv1.Fail)
 }
 
+// Tokens returns the policy and its binding. A supervisor requests tokens of its own account only, bound to the Secret that its
+// rights name, and for at most [federationv1alpha1.TokenLifetime]. A thief of a token therefore keeps nothing beyond isthmusctl
+// federation rotate: that deletes the Secret. A supervisor deletes no other Secrets than those with tokens of its own account that do
+// not expire, which earlier versions of Isthmus issued.
+func Tokens(namespace string) []client.Object {
+	spec := ofSupervisors(namespace)
+	spec.MatchConstraints = &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{
+		on(admissionv1.Create, "serviceaccounts/token"), on(admissionv1.Delete, "secrets"),
+	}}
+	spec.Variables = []admissionv1.Variable{
+		{Name: "account", Expression: fmt.Sprintf("request.userInfo.username.substring(%d)", len(accounts(namespace))-len(federationv1alpha1.SupervisorAccountPrefix))},
+		{Name: "requests", Expression: `request.resource.resource == "serviceaccounts"`},
+		{Name: "boundKind", Expression: `variables.requests ? dyn(object).spec.?boundObjectRef.?kind.orValue("") : ""`},
+		{Name: "boundName", Expression: `variables.requests ? dyn(object).spec.?boundObjectRef.?name.orValue("") : ""`},
+	}
+	forbid := func(expression, message string) admissionv1.Validation {
+		return admissionv1.Validation{Expression: expression, MessageExpression: message, Reason: new(metav1.StatusReasonForbidden)}
+	}
+	spec.Validations = []admissionv1.Validation{
+		forbid(fmt.Sprintf(`!variables.requests || request.namespace == %q && request.name == variables.account`, namespace),
+			`variables.account + " may not request a token of " + request.namespace + "/" + request.name`),
+		forbid(fmt.Sprintf(`!variables.requests || variables.boundKind == "Secret" && variables.boundName != "" && `+
+			`authorizer.group(%q).resource(%q).namespace(%q).name(variables.boundName).check("use").allowed()`,
+			federationv1alpha1.GroupVersion.Group, federationv1alpha1.ResourceCredentials, namespace),
+			`"the token is bound to " + variables.boundKind + "/" + variables.boundName + ", and Role `+TokensName+`-* names another Secret for " + variables.account`),
+		forbid(fmt.Sprintf(`!variables.requests || dyn(object).spec.?expirationSeconds.orValue(0) <= %d`, int64(federationv1alpha1.TokenLifetime/time.Second)),
+			fmt.Sprintf(`"a token of a supervisor lives for at most %d seconds"`, int64(federationv1alpha1.TokenLifetime/time.Second))),
+		forbid(fmt.Sprintf(`variables.requests || request.namespace == %q && dyn(oldObject).?type.orValue("") == %q && dyn(oldObject).metadata.?annotations[?%q].orValue("") == variables.account`,
+			namespace, corev1.SecretTypeServiceAccountToken, corev1.ServiceAccountNameKey),
+			`variables.account + " deletes only Secrets with its own tokens"`),
+	}
+	return rule(TokensName, spec, nil, admissionv1.Fail)
+}
+
+// on returns the rule for an operation on a resource of the core group.
+func on(operation admissionv1.OperationType, resource string) admissionv1.NamedRuleWithOperations {
+	return admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
+		Operations: []admissionv1.OperationType{operation},
+		Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"*"}, Resources: []string{resource}},
+	}}
+}
+
 // VIPs returns the policy and its binding. The member rejects ServiceImports of supervisors with an address outside of
 // spec.clusterSetIP.ranges of its own Federation: a thief of the token cannot give an import the API server's address. Only
 // administrators of the member write that Federation. While it does not exist, there is nothing to compare with, and the policy
@@ -235,8 +281,8 @@ func accounts(namespace string) string {
 	return fmt.Sprintf("system:serviceaccount:%s:%s", namespace, federationv1alpha1.SupervisorAccountPrefix)
 }
 
-// ofSupervisors returns a policy for all writes of supervisors, except for Leases, which elections need, and events, which
-// report what a supervisor observed.
+// ofSupervisors returns a policy for all writes of supervisors, except for Leases, which elections need, events, which report what a
+// supervisor observed, and those that [Tokens] restricts.
 func ofSupervisors(namespace string) admissionv1.ValidatingAdmissionPolicySpec {
 	everything := admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
 		Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
@@ -252,6 +298,7 @@ func ofSupervisors(namespace string) admissionv1.ValidatingAdmissionPolicySpec {
 			ResourceRules: []admissionv1.NamedRuleWithOperations{everything},
 			ExcludeResourceRules: []admissionv1.NamedRuleWithOperations{
 				except("coordination.k8s.io", "leases"), except("", "events"), except("events.k8s.io", "events"),
+				on(admissionv1.Create, "serviceaccounts/token"), on(admissionv1.Delete, "secrets"),
 			},
 		},
 		MatchConditions: []admissionv1.MatchCondition{{

@@ -1,11 +1,8 @@
 package bootstrap
 
 import (
-	"cmp"
-	"context"
-	"fmt"
+	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -94,59 +91,20 @@ func account(namespace string, supervisor clusterset.ClusterID) (*corev1.Service
 		}
 }
 
-// tokens returns the token Secrets of a supervisor's account in a member, the newest first.
-func tokens(ctx context.Context, member *Cluster, namespace string, supervisor clusterset.ClusterID) ([]corev1.Secret, error) {
-	list := &corev1.SecretList{}
-	if err := member.Client.List(ctx, list, client.InNamespace(namespace), client.MatchingLabels(metadata(namespace, supervisor).Labels)); err != nil {
-		return nil, fmt.Errorf("list Secrets of namespace %s: %w", namespace, err)
-	}
-	found := slices.DeleteFunc(list.Items, func(s corev1.Secret) bool { return s.Type != corev1.SecretTypeServiceAccountToken })
-	slices.SortFunc(found, func(a, b corev1.Secret) int {
-		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(b.Name, a.Name))
-	})
-	return found, nil
-}
-
-// ensureToken creates the account of a supervisor in a member if it is missing, and returns its newest token. fresh asks
-// for a new token.
-func (s *survey) ensureToken(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID, fresh bool) (secret *corev1.Secret, token string, err error) {
-	serviceAccount, rights := account(s.namespace, supervisor)
-	for _, obj := range append([]client.Object{serviceAccount}, rights...) {
-		if err := admin.Apply(ctx, member.Client, obj); err != nil {
-			return nil, "", err
-		}
-	}
-	have, err := tokens(ctx, member, s.namespace, supervisor)
-	if err != nil {
-		return nil, "", err
-	}
-	if len(have) > 0 && !fresh {
-		secret = &have[0]
-	} else {
-		secret = &corev1.Secret{ObjectMeta: metadata(s.namespace, supervisor), Type: corev1.SecretTypeServiceAccountToken}
-		secret.GenerateName, secret.Name = secret.Name+"-token-", ""
-		secret.Annotations = map[string]string{corev1.ServiceAccountNameKey: serviceAccount.Name}
-		if err := member.Client.Create(ctx, secret, admin.FieldOwner); err != nil {
-			return nil, "", fmt.Errorf("create a token of ServiceAccount %s/%s: %w", s.namespace, serviceAccount.Name, err)
-		}
-	}
-	if token, err = admin.Token(ctx, member.Client, "its API server", secret); err != nil {
-		return nil, "", err
-	}
-	return secret, token, admin.Accepted(ctx, member.Client, "its API server", token)
-}
-
 // secretMeta returns the metadata of an object beside the credentials of a supervisor.
 func secretMeta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: federationv1alpha1.SecretNamespace, Name: name, Labels: admin.Ours()}
 }
 
-// secretRights returns the right of a supervisor's controller, installed in namespace, to read its credentials.
-func secretRights(namespace string) []client.Object {
+// secretRights returns the right of a supervisor's controller, installed in namespace, to read its credentials and to renew the
+// tokens in the Secrets names.
+func secretRights(namespace string, names ...string) []client.Object {
+	rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"list", "watch"}}}
+	if len(names) > 0 {
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: names, Verbs: []string{"patch"}})
+	}
 	return []client.Object{
-		&rbacv1.Role{ObjectMeta: secretMeta(roleName), Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"list", "watch"}},
-		}},
+		&rbacv1.Role{ObjectMeta: secretMeta(roleName), Rules: rules},
 		&rbacv1.RoleBinding{
 			ObjectMeta: secretMeta(roleName), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: roleName},
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: controllerAccount}},
@@ -154,33 +112,13 @@ func secretRights(namespace string) []client.Object {
 	}
 }
 
-// storeToken writes a supervisor's token for a member into the supervisor.
-func (s *survey) storeToken(ctx context.Context, supervisor *Cluster, member *Cluster, token string) error {
-	return admin.Apply(ctx, supervisor.Client, &corev1.Secret{
-		ObjectMeta: secretMeta(secretPrefix + string(member.ID)),
-		Data:       map[string][]byte{federationv1alpha1.SecretToken: []byte(token), federationv1alpha1.SecretCA: member.CA},
-	})
-}
-
-// removeAccount removes the rights of a supervisor in a member, which takes effect at once, and then its tokens and its
-// account.
-func (s *survey) removeAccount(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID) error {
-	serviceAccount, rights := account(s.namespace, supervisor)
-	for _, obj := range rights {
-		if err := admin.DeleteOwn(ctx, member.Client, obj); err != nil {
-			return err
-		}
+// secretNames returns the names of the Secrets of a supervisor with its tokens, sorted.
+func (s *survey) secretNames() []string {
+	names := map[string]bool{}
+	for _, m := range s.members {
+		names[m.Secret] = true
 	}
-	have, err := tokens(ctx, member, s.namespace, supervisor)
-	if err != nil {
-		return err
-	}
-	for i := range have {
-		if err := admin.DeleteIfThere(ctx, member.Client, &have[i]); err != nil {
-			return err
-		}
-	}
-	return admin.DeleteOwn(ctx, member.Client, serviceAccount)
+	return slices.Sorted(maps.Keys(names))
 }
 
 // kinds returns the kinds of policies that are replicated, from the Federations of the supervisors.

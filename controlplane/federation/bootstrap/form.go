@@ -78,12 +78,8 @@ func Form(ctx context.Context, f Formation) (Formed, error) {
 			continue
 		}
 		for _, member := range s.clusters {
-			_, token, err := s.ensureToken(ctx, member.Cluster, supervisor.ID, false)
-			if err != nil {
-				return Formed{}, member.wrap(err)
-			}
-			if err := s.storeToken(ctx, supervisor.Cluster, member.Cluster, token); err != nil {
-				return Formed{}, supervisor.wrap(err)
+			if err := s.ensureToken(ctx, supervisor.Cluster, member.Cluster); err != nil {
+				return Formed{}, err
 			}
 		}
 	}
@@ -185,7 +181,7 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 	if c.Supervisor {
 		claims[federationv1alpha1.ClaimSupervisor] = "true"
 		wanted = append(wanted, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.SecretNamespace}})
-		wanted = append(wanted, secretRights(s.namespace)...)
+		wanted = append(wanted, secretRights(s.namespace, s.secretNames()...)...)
 	}
 	if system := s.systemNamespace(); system != s.namespace {
 		wanted = append(wanted, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
@@ -208,6 +204,7 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 	wanted = append(wanted, admission.LeaseParameters()...)
 	wanted = append(wanted, admission.Fence(s.namespace, c.ID)...)
 	wanted = append(wanted, admission.Own(s.namespace)...)
+	wanted = append(wanted, admission.Tokens(s.namespace)...)
 	wanted = append(wanted, s.vips(ctx, c)...)
 	for _, obj := range wanted {
 		err := admin.Apply(ctx, c.Client, obj)

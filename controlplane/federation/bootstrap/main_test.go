@@ -1,12 +1,10 @@
 package bootstrap
 
 import (
-	"context"
 	"os"
 	"testing"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
@@ -37,22 +35,12 @@ func newClient(t testing.TB, cfg *rest.Config) client.Client {
 	return c
 }
 
-// newTestbed returns three clusters, in which tokens are issued.
+// newTestbed returns three clusters.
 func newTestbed(t *testing.T) (a, b, c Cluster) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	var issuers errgroup.Group
-	t.Cleanup(func() {
-		cancel()
-		if err := issuers.Wait(); err != nil {
-			t.Errorf("issue tokens: %v", err)
-		}
-	})
 	reach := func(id string, s *apitest.Server) Cluster {
 		cfg := s.Config(t)
-		admin := newClient(t, cfg)
-		issuers.Go(func() error { return apitest.IssueTokens(ctx, admin, namespace) })
-		return Cluster{ID: clusterID(id), Context: "ctx-" + id, Client: admin, Host: cfg.Host, CA: cfg.CAData}
+		return Cluster{ID: clusterID(id), Context: "ctx-" + id, Client: newClient(t, cfg), Host: cfg.Host, CA: cfg.CAData}
 	}
 	return reach("a", &serverA), reach("b", &serverB), reach("c", &serverC)
 }

@@ -148,7 +148,7 @@ func (s *survey) deleteObjects(ctx context.Context, leaving *surveyed) (int, err
 			own = append(own, &corev1.Secret{ObjectMeta: secretMeta(m.Secret)})
 		}
 	}
-	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Own(s.namespace), admission.VIPs(s.namespace), admission.Claims()), own...) {
+	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Own(s.namespace), admission.Tokens(s.namespace), admission.VIPs(s.namespace), admission.Claims()), own...) {
 		if err := admin.DeleteOwn(ctx, leaving.Client, obj); err != nil {
 			return written, err
 		}

@@ -1,6 +1,10 @@
 package v1alpha1
 
-import "github.com/isthmus-net/isthmus/controlplane/clusterset"
+import (
+	"time"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
 
 // Well-known ClusterClaims. The id cannot change while a Federation of the cluster refers to it.
 const (
@@ -92,6 +96,17 @@ const (
 	// member's API server in PEM.
 	SecretToken = "token"
 	SecretCA    = "ca.crt"
+	// SecretCredential is the key of the name of a Secret, in the installation namespace of the member, to which the supervisor's
+	// tokens are bound: they end when it is deleted. Without it the controller does not renew the token.
+	SecretCredential = "credential"
+	// SecretReplaced is the key of the name of a Secret, beside the former one, with the supervisor's former token, which does not
+	// expire. The controller deletes both.
+	SecretReplaced = "replaced"
+	// ResourceCredentials is the virtual resource of this API group whose verb use permits a supervisor to bind tokens to the
+	// Secret of that name.
+	ResourceCredentials = "credentials"
+	// TokenLifetime is how long a supervisor's token is valid. The controller renews it when half of that has passed.
+	TokenLifetime = 7 * 24 * time.Hour
 )
 
 // SupervisorAccount returns the name of the ServiceAccount of supervisor id in a member. Each supervisor has its own, so that
