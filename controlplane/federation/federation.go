@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -38,6 +39,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+	"github.com/isthmus-net/isthmus/controlplane/internal/credential"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -84,6 +86,7 @@ type Config struct {
 	// of the cluster at a time, whether the cluster has a Federation or not.
 	Machines func(ctx context.Context) error
 	Log      *slog.Logger
+	Now      func() time.Time // for the renewal of tokens; nil means time.Now
 }
 
 // Validate returns an error for each missing field.
@@ -160,7 +163,13 @@ func isTarget(o client.Object) bool {
 
 func trimSecret(o any) (any, error) {
 	if s, ok := o.(*corev1.Secret); ok {
-		s.Data = map[string][]byte{federationv1alpha1.SecretToken: s.Data[federationv1alpha1.SecretToken], federationv1alpha1.SecretCA: s.Data[federationv1alpha1.SecretCA]}
+		kept := map[string][]byte{}
+		for _, key := range []string{federationv1alpha1.SecretToken, federationv1alpha1.SecretCA, federationv1alpha1.SecretCredential, federationv1alpha1.SecretReplaced} {
+			if value, ok := s.Data[key]; ok {
+				kept[key] = value
+			}
+		}
+		s.Data = kept
 	}
 	return o, nil
 }
@@ -391,6 +400,13 @@ func (f *Federation) runExclusive(ctx context.Context, _ fenced.Term) {
 				f.cfg.Log.Error("Services of machines are no longer maintained", "err", err)
 			}
 		})
+	}
+	local, err := corev1client.NewForConfig(f.cfg.Local)
+	if err != nil {
+		f.cfg.Log.Error("tokens for members cannot be renewed", "err", err)
+	} else {
+		r := &tokenRenewer{federation: f, local: local, members: map[renewedToken]*credential.Renewer{}}
+		running.Go(func() { r.run(ctx) })
 	}
 	w := &statusWriter{client: f.client, local: f.local, state: f.State, interval: f.cfg.Times.Retry, log: f.cfg.Log}
 	if err := w.run(ctx, f.cfg.Local); err != nil {

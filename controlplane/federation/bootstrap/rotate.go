@@ -122,6 +122,9 @@ func (s *survey) begin(ctx context.Context, supervisor, member *Cluster) (rotati
 	if err := s.grant(ctx, member, supervisor.ID, ""); err != nil {
 		return r, member.wrap(err)
 	}
+	if err := s.createCredential(ctx, member, supervisor.ID, r.bound); err != nil {
+		return r, member.wrap(err)
+	}
 	if r.token, err = s.requestToken(ctx, member, supervisor.ID, r.bound); err != nil {
 		return r, member.wrap(err)
 	}

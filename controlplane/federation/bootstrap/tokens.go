@@ -95,14 +95,15 @@ func (s *survey) grant(ctx context.Context, member *Cluster, supervisor clusters
 	return nil
 }
 
-// requestToken returns a new token of a supervisor's account in a member. It is bound to the Secret bound, which requestToken creates if
-// it is missing. The Secret is empty.
-func (s *survey) requestToken(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID, bound string) (string, error) {
+// createCredential creates the Secret name, to which tokens of a supervisor are bound, in a member. It is empty.
+func (s *survey) createCredential(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID, name string) error {
 	m := metadata(s.namespace, supervisor)
-	m.Name = bound
-	if err := admin.Apply(ctx, member.Client, &corev1.Secret{ObjectMeta: m, Type: corev1.SecretTypeOpaque}); err != nil {
-		return "", err
-	}
+	m.Name = name
+	return admin.Apply(ctx, member.Client, &corev1.Secret{ObjectMeta: m, Type: corev1.SecretTypeOpaque})
+}
+
+// requestToken returns a new token of a supervisor's account in a member, bound to the Secret bound.
+func (s *survey) requestToken(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID, bound string) (string, error) {
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: new(int64(federationv1alpha1.TokenLifetime / time.Second)),
 		BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Secret", APIVersion: "v1", Name: bound},
@@ -133,6 +134,9 @@ func (s *survey) ensureToken(ctx context.Context, supervisor, member *Cluster) e
 	bound := string(have[federationv1alpha1.SecretCredential])
 	if !strings.HasPrefix(bound, credentialPrefix(supervisor.ID)) {
 		bound = newCredential(supervisor.ID)
+	}
+	if err := s.createCredential(ctx, member, supervisor.ID, bound); err != nil {
+		return member.wrap(err)
 	}
 	if err := s.grant(ctx, member, supervisor.ID, bound); err != nil {
 		return member.wrap(err)

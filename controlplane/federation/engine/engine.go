@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -135,6 +136,18 @@ func (e *Engine) removeExcept(wanted []federationv1alpha1.MemberCluster) {
 			e.enqueue(i, m.views[i].sharedKeys()...)
 		}
 	}
+}
+
+// ReachableConfig returns the configuration of clients of a member, which stays valid when its address or credentials change. It is nil
+// if the member is unknown or cannot be reached.
+func (e *Engine) ReachableConfig(id clusterset.ClusterID) *rest.Config {
+	e.mu.Lock()
+	m := e.members[id]
+	e.mu.Unlock()
+	if m == nil || !m.Reachable() {
+		return nil
+	}
+	return m.Config()
 }
 
 // Release releases everything that the withdrawal guards of the Reconcilers hold back for a member.
