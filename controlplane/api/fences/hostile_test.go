@@ -153,7 +153,12 @@ func TestStolenController(t *testing.T) {
 		Data:       map[string][]byte{isthmus.BrokerSecretKubeconfig: []byte("k"), isthmus.BrokerSecretToken: []byte("t")},
 	}
 	elsewhere := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: isthmus.BrokerSecret}}
-	for _, o := range []client.Object{foreignImport, foreignSlice, victim, ours, stripped, machines, exported, id, claim, secret, own, elsewhere, account} {
+	credentials := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: federation.SecretNamespace}}
+	federated := &corev1.Secret{ // with a supervisor's token for member c
+		ObjectMeta: metav1.ObjectMeta{Namespace: federation.SecretNamespace, Name: "federation-c"},
+		Data:       map[string][]byte{federation.SecretToken: []byte("t"), federation.SecretCA: []byte("c"), federation.SecretCredential: []byte("s")},
+	}
+	for _, o := range []client.Object{foreignImport, foreignSlice, victim, ours, stripped, machines, exported, id, claim, secret, own, elsewhere, account, credentials, federated} {
 		w.put(o)
 	}
 	selecting := service("x", labels(managedBy, federation.ManagedByMachines))
@@ -196,24 +201,27 @@ func TestStolenController(t *testing.T) {
 		"another Member's namespace": {do: create(&isthmus.Member{
 			ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: "a"}, Spec: isthmus.MemberSpec{ClusterID: "a", ClusterSetID: "s", JoinTime: metav1.Now()},
 		}), because: "writes only the Members of namespace isthmus-system"},
-		"an administrator's id":    {do: merge(id, `{"spec":{"value":"b"}}`), because: "writes only ClusterProperties with the label"},
-		"an administrator's claim": {do: merge(claim, `{"spec":{"value":"b"}}`), because: "only creates ClusterClaims"},
-		"a claim without a label":  {do: create(&federation.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: federation.ClusterClaimSpec{Name: "x", Value: "y"}}), because: "only creates ClusterClaims"},
-		"a Federation":             {do: create(&federation.Federation{ObjectMeta: metav1.ObjectMeta{Name: federation.FederationName}, Spec: federation.FederationSpec{ClusterSet: "evil"}}), because: "may not write federation.isthmus.dev/federations"},
-		"a Secret":                 {do: merge(secret, `{"stringData":{"token":"b"}}`), because: "changes only the token of Secret isthmus-system/isthmus-broker"},
-		"a Secret of a tenant":     {do: merge(elsewhere, `{"stringData":{"token":"b"}}`), because: "changes only the token of Secret"},
-		"another broker":           {do: merge(own, `{"stringData":{"kubeconfig":"b"}}`), because: "changes only the token of Secret"},
-		"no broker":                {do: merge(own, `{"data":{"kubeconfig":null}}`), because: "changes only the token of Secret"},
-		"a key of others":          {do: merge(own, `{"stringData":{"a":"b"}}`), because: "changes only the token of Secret"},
-		"a label of its Secret":    {do: merge(own, `{"metadata":{"labels":{"a":"b"}}}`), because: "changes only the token of Secret"},
-		"its Secret, deleted":      {do: remove(own), because: "may not write /secrets"},
-		"another Secret":           {do: create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "x"}}), because: "may not write /secrets"},
-		"a ConfigMap":              {do: create(configMap("x")), because: "may not write /configmaps"},
-		"a pod":                    {do: create(pod()), because: "may not write /pods"},
-		"a Deployment":             {do: create(deployment()), because: "may not write apps/deployments"},
-		"a namespace":              {do: create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}}), because: "may not write /namespaces"},
-		"a node":                   {do: create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}), because: "may not write /nodes"},
-		"more rights":              {do: create(moreRights()), because: "may not write rbac.authorization.k8s.io/clusterrolebindings"},
+		"an administrator's id":     {do: merge(id, `{"spec":{"value":"b"}}`), because: "writes only ClusterProperties with the label"},
+		"an administrator's claim":  {do: merge(claim, `{"spec":{"value":"b"}}`), because: "only creates ClusterClaims"},
+		"a claim without a label":   {do: create(&federation.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: federation.ClusterClaimSpec{Name: "x", Value: "y"}}), because: "only creates ClusterClaims"},
+		"a Federation":              {do: create(&federation.Federation{ObjectMeta: metav1.ObjectMeta{Name: federation.FederationName}, Spec: federation.FederationSpec{ClusterSet: "evil"}}), because: "may not write federation.isthmus.dev/federations"},
+		"a Secret":                  {do: merge(secret, `{"stringData":{"token":"b"}}`), because: "changes only the token of Secret isthmus-system/isthmus-broker"},
+		"a Secret of a tenant":      {do: merge(elsewhere, `{"stringData":{"token":"b"}}`), because: "changes only the token of Secret"},
+		"another broker":            {do: merge(own, `{"stringData":{"kubeconfig":"b"}}`), because: "changes only the token of Secret"},
+		"no broker":                 {do: merge(own, `{"data":{"kubeconfig":null}}`), because: "changes only the token of Secret"},
+		"a key of others":           {do: merge(own, `{"stringData":{"a":"b"}}`), because: "changes only the token of Secret"},
+		"a label of its Secret":     {do: merge(own, `{"metadata":{"labels":{"a":"b"}}}`), because: "changes only the token of Secret"},
+		"its Secret, deleted":       {do: remove(own), because: "may not write /secrets"},
+		"a member's certificates":   {do: merge(federated, `{"stringData":{"ca.crt":"b"}}`), because: "changes only the token of Secret"},
+		"another binding":           {do: merge(federated, `{"stringData":{"credential":"b"}}`), because: "changes only the token of Secret"},
+		"a member's token, deleted": {do: remove(federated), because: "may not write /secrets"},
+		"another Secret":            {do: create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "x"}}), because: "may not write /secrets"},
+		"a ConfigMap":               {do: create(configMap("x")), because: "may not write /configmaps"},
+		"a pod":                     {do: create(pod()), because: "may not write /pods"},
+		"a Deployment":              {do: create(deployment()), because: "may not write apps/deployments"},
+		"a namespace":               {do: create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}}), because: "may not write /namespaces"},
+		"a node":                    {do: create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}), because: "may not write /nodes"},
+		"more rights":               {do: create(moreRights()), because: "may not write rbac.authorization.k8s.io/clusterrolebindings"},
 		"a token of another account": {do: func(ctx context.Context, c client.Client) error {
 			return c.SubResource("token").Create(ctx, account, asToken())
 		}, because: "may not write /serviceaccounts/token"},
@@ -232,6 +240,7 @@ func TestStolenController(t *testing.T) {
 		"a review of a token":   {controller, create(tokenReview())},
 		"a review of rights":    {controller, create(accessReview())},
 		"its token":             {controller, merge(own, `{"stringData":{"token":"new","replaced":"member-a-token"}}`)},
+		"a supervisor's token":  {controller, merge(federated, `{"stringData":{"token":"new","replaced":"federation-a-token-x"}}`)},
 		"the former token":      {controller, merge(own, `{"data":{"replaced":null}}`)},
 		"a property of a claim": {controller, create(&about.ClusterProperty{ObjectMeta: metav1.ObjectMeta{Name: "x.example.org", Labels: map[string]string{managedBy: federation.ManagedBy}}, Spec: about.ClusterPropertySpec{Value: "a"}})},
 		"a claim of a property": {controller, create(&federation.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{managedBy: isthmus.ManagedBy}}, Spec: federation.ClusterClaimSpec{Name: "x", Value: "y"}})},

@@ -144,6 +144,9 @@ func (s *survey) finish(ctx context.Context, rotations []rotation) ([]Rotated, e
 		if err != nil {
 			return rotated, r.member.wrap(err)
 		}
+		if err := forgetFormer(ctx, r.supervisor, r.member); err != nil {
+			return rotated, r.supervisor.wrap(err)
+		}
 		rotated = append(rotated, Rotated{Supervisor: r.supervisor.ID, Member: r.member.ID, Revoked: revoked})
 		all += revoked
 	}

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -157,8 +158,10 @@ func (s *survey) ensureToken(ctx context.Context, supervisor, member *Cluster) e
 	if err := s.storeToken(ctx, supervisor, member, bound, token); err != nil {
 		return supervisor.wrap(err)
 	}
-	_, err = s.revokeTokens(ctx, member, supervisor.ID, bound)
-	return member.wrap(err)
+	if _, err = s.revokeTokens(ctx, member, supervisor.ID, bound); err != nil {
+		return member.wrap(err)
+	}
+	return supervisor.wrap(forgetFormer(ctx, supervisor, member))
 }
 
 // storeToken writes a supervisor's token for a member, and the Secret to which later ones are bound, into the supervisor.
@@ -169,6 +172,16 @@ func (*survey) storeToken(ctx context.Context, supervisor, member *Cluster, boun
 			federationv1alpha1.SecretToken: []byte(token), federationv1alpha1.SecretCA: member.CA, federationv1alpha1.SecretCredential: []byte(bound),
 		},
 	})
+}
+
+// forgetFormer tells a supervisor's controller that the member has none of its tokens that do not expire.
+func forgetFormer(ctx context.Context, supervisor, member *Cluster) error {
+	secret := &corev1.Secret{ObjectMeta: secretMeta(secretPrefix + string(member.ID))}
+	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"data":{%q:null}}`, federationv1alpha1.SecretReplaced))
+	if err := supervisor.Client.Patch(ctx, secret, patch, admin.FieldOwner); err != nil {
+		return fmt.Errorf("write Secret %s: %w", client.ObjectKeyFromObject(secret), err)
+	}
+	return nil
 }
 
 // revokeTokens ends all tokens of a supervisor for a member but those that are bound to keep. It returns the number of deleted Secrets.

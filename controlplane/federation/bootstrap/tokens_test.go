@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
@@ -158,12 +159,19 @@ func TestTokensOfEarlierVersion(t *testing.T) {
 	if err := asSupervisor.Delete(t.Context(), old.DeepCopy(), client.DryRunAll); err != nil {
 		t.Errorf("the supervisor cannot delete its former token: %v", err)
 	}
+	pending := &corev1.Secret{ObjectMeta: secretMeta("federation-c")}
+	if err := a.Client.Patch(t.Context(), pending, client.RawPatch(types.MergePatchType, []byte(`{"stringData":{"replaced":"federation-a-token-x"}}`))); err != nil {
+		t.Fatal(err)
+	}
 	rotated, err := Rotate(t.Context(), namespace, []Cluster{supervisor(a), c}, 0)
 	if err != nil || !slices.Contains(rotated, Rotated{"a", "c", 2}) { // and the Secret of the replacement
 		t.Errorf("rotated %+v, %v", rotated, err)
 	}
 	if accepts(t, former) || !accepts(t, held(t, a, "c")) {
 		t.Error("the former token is valid after a rotation, or the new one is not")
+	}
+	if s, err := handed(t, a, "c"); err != nil || len(s.Data) != 3 {
+		t.Errorf("the Secret still names the former token: %d keys, %v", len(s.Data), err)
 	}
 	removeAll(t, c, a)
 }
