@@ -102,16 +102,8 @@ func startServer(script *testscript.Env) error {
 	if err := awaitServiceCIDR(cfg); err != nil {
 		return errors.Join(err, stop())
 	}
-	c, err := connect(rest.CopyConfig(cfg))
-	if err != nil {
-		return errors.Join(err, stop())
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	issued := make(chan error, 1)
-	go func() { issued <- apitest.IssueTokens(ctx, c, "") }()
 	script.Defer(func() {
-		cancel()
-		if err := errors.Join(<-issued, stop()); err != nil {
+		if err := stop(); err != nil {
 			script.T().Fatal(err)
 		}
 	})

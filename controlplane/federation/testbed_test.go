@@ -3,7 +3,6 @@ package federation_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -126,15 +124,8 @@ func (w *testbed) clusters(of ...clusterset.ClusterID) []bootstrap.Cluster {
 // form makes clusters a federation, or adds them to it, like isthmusctl federation create.
 func (w *testbed) form(clusters ...bootstrap.Cluster) error {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(w.t.Context())
-	defer cancel()
-	var issuing errgroup.Group
-	for _, c := range clusters {
-		issuing.Go(func() error { return apitest.IssueTokens(ctx, c.Client, namespace) })
-	}
-	_, err := bootstrap.Form(ctx, bootstrap.Formation{ClusterSet: "green", Namespace: namespace, Clusters: clusters})
-	cancel()
-	return errors.Join(err, issuing.Wait())
+	_, err := bootstrap.Form(w.t.Context(), bootstrap.Formation{ClusterSet: "green", Namespace: namespace, Clusters: clusters})
+	return err
 }
 
 // switchOnVIPs enables ClusterSetIPs.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,8 +43,7 @@ func newClient(t testing.TB, cfg *rest.Config) client.Client {
 	return c
 }
 
-// deploy deploys a broker that admits any cluster in a namespace of the test, and simulates the controller that issues tokens
-// into Secrets, which the test's API server lacks. The tokens are valid.
+// deploy deploys a broker that admits any cluster in a namespace of the test.
 func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
 	t.Helper()
 	cfg := brokerServer.Config(t)
@@ -55,15 +53,6 @@ func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var tokens errgroup.Group
-	tokens.Go(func() error { return apitest.IssueTokens(ctx, asAdmin, b.Namespace) })
-	t.Cleanup(func() {
-		cancel()
-		if err := tokens.Wait(); err != nil {
-			t.Errorf("issue tokens: %v", err)
-		}
-	})
 	return d.Info, asAdmin
 }
 

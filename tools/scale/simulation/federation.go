@@ -25,7 +25,6 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 	"github.com/isthmus-net/isthmus/tools/apiserver"
-	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/process"
 )
 
@@ -130,20 +129,15 @@ func (f *Federation) startServers(ctx context.Context) error {
 
 // form forms the federation as isthmusctl does.
 func (f *Federation) form(ctx context.Context) error {
-	forming, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var clusters []bootstrap.Cluster
-	var issuing errgroup.Group
 	for i, m := range f.set.federated {
 		cfg := m.server.As(apiserver.Admin)
 		clusters = append(clusters, bootstrap.Cluster{
 			ID: m.id, Supervisor: i < f.cfg.Supervisors, Context: string(m.id), Client: m.client, Host: cfg.Host, CA: cfg.CAData,
 		})
-		issuing.Go(func() error { return apitest.IssueTokens(forming, m.client, v1alpha1.DefaultNamespace) })
 	}
-	_, err := bootstrap.Form(forming, bootstrap.Formation{ClusterSet: "scale", Namespace: v1alpha1.DefaultNamespace, Clusters: clusters})
-	cancel()
-	if err := errors.Join(err, issuing.Wait()); err != nil || !f.cfg.ClusterSetIPs {
+	_, err := bootstrap.Form(ctx, bootstrap.Formation{ClusterSet: "scale", Namespace: v1alpha1.DefaultNamespace, Clusters: clusters})
+	if err != nil || !f.cfg.ClusterSetIPs {
 		return err
 	}
 	const vips = `{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`
