@@ -236,8 +236,8 @@ func federationRotateCommand() *cobra.Command {
 		Use:   "rotate",
 		Short: "Rotate the tokens of supervisors",
 		Long: `Give supervisors new tokens, and revoke the old ones: each given supervisor, for each given cluster. Both are valid
-during --overlap, in which controllers switch to the new ones. Controllers renew the new ones in time. Rotation ends copies of the old
-ones, and all tokens that somebody requested with such a copy. Run it again to complete an interrupted run.`,
+during --overlap, in which controllers switch to the new ones. Controllers renew their tokens themselves; rotation revokes stolen ones, and
+those that were requested with them. Run it again to complete an interrupted run.`,
 		Example: `  isthmusctl federation rotate --supervisor a=ctx-a --supervisor b=ctx-b --child c=ctx-c
   isthmusctl federation rotate --supervisor a=ctx-a --overlap 5m -o json`,
 		Args: usage.NoArgs,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -36,7 +37,7 @@ func newTestbed(t *testing.T, policies ...client.Object) *testbed {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, rbacv1.AddToScheme, discoveryv1.AddToScheme, v1beta1.Install, federationv1alpha1.AddToScheme, admissionv1.AddToScheme,
+		authenticationv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, discoveryv1.AddToScheme, v1beta1.Install, federationv1alpha1.AddToScheme, admissionv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
@@ -218,5 +219,69 @@ func TestNoVIPs(t *testing.T) {
 	w.await(imported("default", "243.0.0.1"), true)
 	if err := w.try(imported("default")); err != nil {
 		t.Errorf("an import without an address is refused: %v", err)
+	}
+}
+
+// The policy alone, without the limits of RBAC, lets a supervisor request only its own bound tokens, and delete only Secrets with its own
+// tokens that do not expire.
+func TestTokens(t *testing.T) {
+	const namespace = "isthmus-system"
+	w := newTestbed(t, slices.Concat(admission.Own(namespace), admission.Tokens(namespace))...)
+	secret := func(namespace, name string, kind corev1.SecretType, account string) *corev1.Secret {
+		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{corev1.ServiceAccountNameKey: account}}, Type: kind}
+	}
+	for _, o := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "federation-a"}},
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "federation-b"}},
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "federation-a"}},
+		secret(namespace, "bound", corev1.SecretTypeOpaque, ""),
+		secret(namespace, "own", corev1.SecretTypeServiceAccountToken, "federation-a"),
+		secret(namespace, "of-b", corev1.SecretTypeServiceAccountToken, "federation-b"),
+		secret(namespace, "posing", corev1.SecretTypeOpaque, "federation-a"),
+		secret("default", "elsewhere", corev1.SecretTypeServiceAccountToken, "federation-a"),
+	} {
+		w.put(o)
+	}
+	request := func(namespace, account, kind string, lifetime time.Duration) error {
+		r := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(lifetime / time.Second))}}
+		if kind != "" {
+			r.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: kind, APIVersion: "v1", Name: "bound"}
+		}
+		return w.leader.SubResource("token").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: account}}, r)
+	}
+	remove := func(namespace, name string) error {
+		return w.leader.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}, client.DryRunAll)
+	}
+	w.await(service("default", func(s *corev1.Service) { s.Labels = nil }), true)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); !apierrors.IsForbidden(request(namespace, "federation-b", "Secret", time.Hour)); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatal("the policy is not in effect")
+		}
+	}
+	week := federationv1alpha1.TokenLifetime
+	for name, tc := range map[string]struct {
+		err     error
+		because string // "" means that it is allowed
+	}{
+		"its token":                    {request(namespace, "federation-a", "Secret", week), ""},
+		"a longer one":                 {request(namespace, "federation-a", "Secret", week+time.Second), "lives for at most 604800 seconds"},
+		"an unbound one":               {request(namespace, "federation-a", "", time.Hour), "the token is bound to /"},
+		"one bound to a pod":           {request(namespace, "federation-a", "Pod", time.Hour), "the token is bound to Pod/bound"},
+		"one of another supervisor":    {request(namespace, "federation-b", "Secret", time.Hour), "may not request a token of isthmus-system/federation-b"},
+		"one of a namesake":            {request("default", "federation-a", "Secret", time.Hour), "may not request a token of default/federation-a"},
+		"its former token":             {remove(namespace, "own"), ""},
+		"another supervisor's, gone":   {remove(namespace, "of-b"), "deletes only Secrets with its own tokens"},
+		"another kind of Secret, gone": {remove(namespace, "posing"), "deletes only Secrets with its own tokens"},
+		"a namesake's, gone":           {remove("default", "elsewhere"), "deletes only Secrets with its own tokens"},
+	} {
+		switch {
+		case tc.because == "" && tc.err != nil:
+			t.Errorf("%s: %v", name, tc.err)
+		case tc.because != "" && (!apierrors.IsForbidden(tc.err) || !strings.Contains(tc.err.Error(), tc.because)):
+			t.Errorf("%s: %v, want %q", name, tc.err, tc.because)
+		}
 	}
 }
