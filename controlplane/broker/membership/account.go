@@ -206,10 +206,15 @@ func Rotate(ctx context.Context, broker, member client.Client, namespace, id str
 }
 
 // replaceCredential binds the later tokens of the member to the Secret fresh. Before, it waits until the broker refuses the
-// former token: with it a thief could request one that is bound to fresh.
+// former tokens: with one a thief could request another that is bound to fresh.
 func (m managedMember) replaceCredential(ctx context.Context, broker client.Client, former, fresh string, revoked bool) error {
 	if err := removeInvitation(ctx, broker, m.brokerNamespace, m.id); err != nil {
 		return err
+	}
+	if revoked {
+		if err := admin.AwaitCaches(ctx); err != nil {
+			return fmt.Errorf("the former tokens of cluster %s have ended, and the new one cannot be renewed yet; run isthmusctl rotate again: %w", m.id, err)
+		}
 	}
 	if revoked && former != "" {
 		if err := admin.Refused(ctx, broker, brokerName, former); err != nil {

@@ -20,10 +20,6 @@ type Rotated struct {
 	Revoked    int                  `json:"revoked"`    // deleted former tokens
 }
 
-// cacheTime is how long API servers may accept a token after its Secret is deleted: they cache the result of a check for 10 s. The
-// former token is refused sooner than a copy that a thief has renewed and used since.
-const cacheTime = 11 * time.Second
-
 // rotation replaces the tokens of one supervisor for one member.
 type rotation struct {
 	supervisor, member *Cluster
@@ -151,7 +147,7 @@ func (s *survey) finish(ctx context.Context, rotations []rotation) ([]Rotated, e
 		all += revoked
 	}
 	if all > 0 {
-		if err := wait(ctx, cacheTime); err != nil {
+		if err := admin.AwaitCaches(ctx); err != nil {
 			return rotated, fmt.Errorf("the old tokens have ended, and the new ones cannot be renewed yet; rotate again: %w", err)
 		}
 	}

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,6 +20,20 @@ func Refused(ctx context.Context, c client.Client, server, token string) error {
 		ok, err := Accepts(ctx, c, server, token)
 		return !ok, err
 	})
+}
+
+// cacheTime is how long API servers may accept a token after its Secret is deleted: they cache the result of a check for 10 s.
+const cacheTime = 11 * time.Second
+
+// AwaitCaches waits until API servers accept no token any more that is bound to a Secret deleted before the call. A former token
+// may be refused sooner than a copy that a thief has renewed and used since.
+func AwaitCaches(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(cacheTime):
+		return nil
+	}
 }
 
 // Accepts asks the server whether it accepts token. server names it in errors.
