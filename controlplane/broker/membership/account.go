@@ -10,7 +10,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -99,20 +98,16 @@ func createAccount(ctx context.Context, broker client.Client, namespace, id, cre
 
 // requestToken returns a new token of member id that is bound to credential. API servers may grant a shorter lifetime. It waits
 // a moment where it is forbidden, because the API server learns of new rights and settings with a delay.
-func requestToken(ctx context.Context, broker client.Client, namespace, id, credential string, lifetime time.Duration) (string, error) {
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.MemberAccount(id)}}
-	var request *authenticationv1.TokenRequest
-	err := settled(ctx, func() error {
-		request = &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-			ExpirationSeconds: new(int64(lifetime / time.Second)),
-			BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Secret", APIVersion: "v1", Name: credential},
-		}}
-		return broker.SubResource("token").Create(ctx, account, request)
+func requestToken(ctx context.Context, broker client.Client, namespace, id, credential string, lifetime time.Duration) (token string, err error) {
+	account := types.NamespacedName{Namespace: namespace, Name: v1alpha1.MemberAccount(id)}
+	err = settled(ctx, func() error {
+		token, _, err = admin.RequestToken(ctx, broker, account, lifetime, credential)
+		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("request a token of ServiceAccount %s/%s on the broker: %w", namespace, account.Name, err)
+		return "", fmt.Errorf("on the broker: %w", err)
 	}
-	return request.Status.Token, nil
+	return token, nil
 }
 
 // settleTime is how long an API server may take to act on new rights, policies and settings.

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -145,12 +144,9 @@ func (b Broker) admitAnyCluster(ctx context.Context, c client.Client, info *Brok
 	if !b.AdmitAnyCluster {
 		return nil
 	}
-	token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(b.TokenTTL / time.Second))}}
-	if err := c.SubResource("token").Create(ctx, account, token); err != nil {
-		return fmt.Errorf("request a token for ServiceAccount %s/%s: %w", b.Namespace, account.Name, err)
-	}
-	info.Token, info.Expires = token.Status.Token, token.Status.ExpirationTimestamp.UTC()
-	return nil
+	var err error
+	info.Token, info.Expires, err = admin.RequestToken(ctx, c, client.ObjectKeyFromObject(account), b.TokenTTL, "")
+	return err
 }
 
 // equipMembers gives present members without a credential one, so that their controllers replace the tokens of an earlier version.
@@ -165,9 +161,7 @@ func (b Broker) equipMembers(ctx context.Context, c client.Client, d *Deployed) 
 			d.Config = config
 			before := slices.Clone(config.Spec.Members)
 			for _, m := range before {
-				if m.Credential == "" {
-					config.Spec.Members = withCredential(config.Spec.Members, m.ClusterID, newCredential(m.ClusterID))
-				}
+				config.Spec.Members = withAnyCredential(config.Spec.Members, m.ClusterID)
 			}
 			if equality.Semantic.DeepEqual(before, config.Spec.Members) {
 				return nil

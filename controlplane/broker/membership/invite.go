@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -90,10 +89,7 @@ func (inv Invitation) reserve(ctx context.Context, broker client.Client) (*v1alp
 		if err != nil {
 			return err
 		}
-		config.Spec.Members = withBlocks(config.Spec.Members, id, blocks)
-		if config.Spec.Credential(id) == "" {
-			config.Spec.Members = withCredential(config.Spec.Members, id, newCredential(id))
-		}
+		config.Spec.Members = withAnyCredential(withBlocks(config.Spec.Members, id, blocks), id)
 		if equality.Semantic.DeepEqual(*before, config.Spec) {
 			return nil
 		}
@@ -149,11 +145,7 @@ func (inv Invitation) issue(ctx context.Context, broker client.Client) (token st
 			return "", expires, fmt.Errorf("on the broker: %w", err)
 		}
 	}
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(inv.TTL / time.Second))}}
-	if err := broker.SubResource("token").Create(ctx, account, request); err != nil {
-		return "", expires, fmt.Errorf("request a token for ServiceAccount %s/%s: %w", inv.Namespace, name, err)
-	}
-	return request.Status.Token, request.Status.ExpirationTimestamp.UTC(), nil
+	return admin.RequestToken(ctx, broker, client.ObjectKeyFromObject(account), inv.TTL, "")
 }
 
 // removeInvitation deletes an invitation for cluster id, if there is one. Its token ends with its account.

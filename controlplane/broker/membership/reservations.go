@@ -161,8 +161,8 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 		config = all.config
 		metav1.SetMetaDataAnnotation(&config.ObjectMeta, annotation, string(text))
 		config.Spec.Members = withBlocks(config.Spec.Members, id, m.Spec.ClusterSetIPCIDR)
-		if equip != nil && config.Spec.Credential(id) == "" {
-			config.Spec.Members = withCredential(config.Spec.Members, id, newCredential(id))
+		if equip != nil {
+			config.Spec.Members = withAnyCredential(config.Spec.Members, id)
 		}
 		return broker.Update(ctx, config, admin.FieldOwner) // unwrapped, because RetryOnConflict checks for a conflict
 	})
@@ -219,6 +219,14 @@ func withCredential(list []v1alpha1.MemberBlocks, id, credential string) []v1alp
 		}
 	}
 	return list
+}
+
+// withAnyCredential returns list with a new credential of id, if it has none.
+func withAnyCredential(list []v1alpha1.MemberBlocks, id string) []v1alpha1.MemberBlocks {
+	if (v1alpha1.ClusterSetConfigSpec{Members: list}).Credential(id) != "" {
+		return list
+	}
+	return withCredential(list, id, newCredential(id))
 }
 
 // withoutMember returns list without id.

@@ -58,20 +58,10 @@ func Rotate(ctx context.Context, namespace string, clusters []Cluster, overlap t
 			rotations = append(rotations, r)
 		}
 	}
-	if err := wait(ctx, overlap); err != nil {
+	if err := admin.Wait(ctx, overlap); err != nil {
 		return nil, fmt.Errorf("old tokens are still valid, as are the new ones; rotate again: %w", err)
 	}
 	return s.finish(ctx, rotations)
-}
-
-// wait waits for d, unless ctx ends.
-func wait(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }
 
 // checkRotation returns an error unless the given clusters are members, and those given as supervisors are supervisors.

@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -105,15 +102,12 @@ func (s *survey) createCredential(ctx context.Context, member *Cluster, supervis
 
 // requestToken returns a new token of a supervisor's account in a member, bound to the Secret bound.
 func (s *survey) requestToken(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID, bound string) (string, error) {
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		ExpirationSeconds: new(int64(federationv1alpha1.TokenLifetime / time.Second)),
-		BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Secret", APIVersion: "v1", Name: bound},
-	}}
-	serviceAccount := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: federationv1alpha1.SupervisorAccount(supervisor)}}
-	if err := member.Client.SubResource("token").Create(ctx, serviceAccount, request); err != nil {
-		return "", fmt.Errorf("request a token of ServiceAccount %s/%s: %w", s.namespace, serviceAccount.Name, err)
+	account := types.NamespacedName{Namespace: s.namespace, Name: federationv1alpha1.SupervisorAccount(supervisor)}
+	token, _, err := admin.RequestToken(ctx, member.Client, account, federationv1alpha1.TokenLifetime, bound)
+	if err != nil {
+		return "", err
 	}
-	return request.Status.Token, admin.Accepted(ctx, member.Client, itsServer, request.Status.Token)
+	return token, admin.Accepted(ctx, member.Client, itsServer, token)
 }
 
 // stored returns the content of the supervisor's Secret for a member. It is empty if there is no Secret.

@@ -17,13 +17,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
 const (
@@ -181,11 +181,7 @@ func (r *Renewer) renew(ctx context.Context, former Token) error {
 	if err != nil {
 		return err
 	}
-	seconds := int64(lifetime / time.Second)
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		ExpirationSeconds: &seconds, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Secret", APIVersion: "v1", Name: secret},
-	}}
-	answer, err := issuer.ServiceAccounts(r.cfg.Account.Namespace).CreateToken(ctx, r.cfg.Account.Name, request, metav1.CreateOptions{})
+	answer, err := issuer.ServiceAccounts(r.cfg.Account.Namespace).CreateToken(ctx, r.cfg.Account.Name, admin.TokenRequest(lifetime, secret), metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("request a token on %s; if this lasts, %s: %w", r.cfg.Issuer, r.cfg.Remedy, err)
 	}

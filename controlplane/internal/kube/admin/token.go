@@ -6,8 +6,31 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
+
+// TokenRequest asks for a token that lives for lifetime, and ends earlier if Secret boundTo beside the account is deleted; "" is
+// none. API servers may grant a shorter lifetime.
+func TokenRequest(lifetime time.Duration, boundTo string) *authenticationv1.TokenRequest {
+	r := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(lifetime / time.Second))}}
+	if boundTo != "" {
+		r.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Secret", APIVersion: "v1", Name: boundTo}
+	}
+	return r
+}
+
+// RequestToken returns a new token of a ServiceAccount, and its end in UTC. See TokenRequest.
+func RequestToken(ctx context.Context, c client.Client, account types.NamespacedName, lifetime time.Duration, boundTo string) (string, time.Time, error) {
+	request := TokenRequest(lifetime, boundTo)
+	of := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: account.Namespace, Name: account.Name}}
+	if err := c.SubResource("token").Create(ctx, of, request); err != nil {
+		return "", time.Time{}, fmt.Errorf("request a token of ServiceAccount %s: %w", account, err)
+	}
+	return request.Status.Token, request.Status.ExpirationTimestamp.UTC(), nil
+}
 
 // Accepted waits until the server accepts token. server names it in errors.
 func Accepted(ctx context.Context, c client.Client, server, token string) error {
@@ -25,16 +48,19 @@ func Refused(ctx context.Context, c client.Client, server, token string) error {
 // cacheTime is how long API servers may accept a token after its Secret is deleted: they cache the result of a check for 10 s.
 const cacheTime = 11 * time.Second
 
-// AwaitCaches waits until API servers accept no token any more that is bound to a Secret deleted before the call. A former token
-// may be refused sooner than a copy that a thief has renewed and used since.
-func AwaitCaches(ctx context.Context) error {
+// Wait waits for d, unless ctx ends.
+func Wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(cacheTime):
+	case <-time.After(d):
 		return nil
 	}
 }
+
+// AwaitCaches waits until API servers accept no token any more that is bound to a Secret deleted before the call. A former token
+// may be refused sooner than a copy that a thief has renewed and used since.
+func AwaitCaches(ctx context.Context) error { return Wait(ctx, cacheTime) }
 
 // Accepts asks the server whether it accepts token. server names it in errors.
 func Accepts(ctx context.Context, c client.Client, server, token string) (bool, error) {
