@@ -48,10 +48,10 @@ type Responder struct {
 	at   link.Anchor
 
 	mu       sync.Mutex
-	clients  []netip.Prefix    // in the map; guarded by mu
-	links    map[int]link.Link // by the index of the device; guarded by mu
-	failures map[int]string    // the logged errors of devices that could not be served; guarded by mu
-	rejected int               // names without room in the map; guarded by mu
+	clients  map[netip.Prefix]bool // in the map; guarded by mu
+	links    map[int]link.Link     // by the index of the device; guarded by mu
+	failures map[int]string        // the logged errors of devices that could not be served; guarded by mu
+	rejected int                   // names without room in the map; guarded by mu
 }
 
 // New loads the program. [Responder.Follow] attaches it. The caller closes the Responder.
@@ -86,7 +86,7 @@ func load(spec *ebpf.CollectionSpec, c Config, log *slog.Logger) (*Responder, er
 	if c.Order == datapath.OrderFar {
 		at = link.Head()
 	}
-	return &Responder{log: log, coll: coll, at: at, links: map[int]link.Link{}, failures: map[int]string{}}, nil
+	return &Responder{log: log, coll: coll, at: at, clients: map[netip.Prefix]bool{}, links: map[int]link.Link{}, failures: map[int]string{}}, nil
 }
 
 // Close detaches the program and frees its maps. Closing a nil Responder does nothing.
@@ -227,7 +227,7 @@ func (r *Responder) Update(ttl uint32, soa string, changes iter.Seq2[string, [2]
 }
 
 // SetClients sets the clients whose queries to guarded resolvers are answered. After an error some clients may be missing, and
-// some former ones may be left. Setting the clients of a nil Responder does nothing.
+// some former ones may be left; the next call writes and deletes them again. Setting the clients of a nil Responder does nothing.
 func (r *Responder) SetClients(clients []netip.Prefix) error {
 	if r == nil {
 		return nil
@@ -240,21 +240,26 @@ func (r *Responder) SetClients(clients []netip.Prefix) error {
 	for _, p := range clients {
 		kept[p] = true
 	}
-	for _, p := range r.clients {
+	for p := range r.clients {
 		if kept[p] {
 			continue
 		}
 		if err := m.Delete(clientKey(p)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, fmt.Errorf("delete from map %s: %w", bpf.MapDNSClients, err))
+			continue
 		}
+		delete(r.clients, p)
 	}
 	for _, p := range clients {
+		if r.clients[p] {
+			continue
+		}
 		if err := m.Put(clientKey(p), uint8(1)); err != nil {
 			errs = append(errs, fmt.Errorf("write map %s: %w", bpf.MapDNSClients, err))
 			break
 		}
+		r.clients[p] = true
 	}
-	r.clients = slices.Clone(clients)
 	return errors.Join(errs...)
 }
 
