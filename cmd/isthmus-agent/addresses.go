@@ -44,7 +44,11 @@ type addresses struct {
 
 // ranges returns the ranges of all ClusterSetIPs, sorted.
 func (a *addresses) ranges() []netip.Prefix {
-	all := slices.Concat(a.member, a.federation)
+	return sortedPrefixes(slices.Concat(a.member, a.federation))
+}
+
+// sortedPrefixes sorts all in place and returns it without duplicates.
+func sortedPrefixes(all []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(all, netip.Prefix.Compare)
 	return slices.Compact(all)
 }

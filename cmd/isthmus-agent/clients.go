@@ -40,8 +40,7 @@ func (a *addresses) clients() dnsClients {
 		}
 		c.pods = c.pods || o.Use == usePods
 	}
-	slices.SortFunc(c.known, netip.Prefix.Compare)
-	c.known = slices.Compact(c.known)
+	c.known = sortedPrefixes(c.known)
 	return c
 }
 
@@ -63,8 +62,7 @@ func (a *addresses) readAgents(ctx context.Context, server rest.Interface, names
 		}
 	}
 	if len(agents) > 0 {
-		slices.SortFunc(agents, netip.Prefix.Compare)
-		a.agents = slices.Compact(agents)
+		a.agents = sortedPrefixes(agents)
 	}
 	return nil
 }
@@ -91,9 +89,7 @@ func (n *nameserver) passClients() {
 	if n.server == nil {
 		return
 	}
-	all := slices.Concat(n.always, n.clients.known, n.clients.saved)
-	slices.SortFunc(all, netip.Prefix.Compare)
-	all = slices.Compact(all)
+	all := sortedPrefixes(slices.Concat(n.always, n.clients.known, n.clients.saved))
 	n.server.SetClients(all)
 	if len(n.fast.Guarded) > 0 {
 		if err := n.kernel.SetClients(all); err != nil {

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -291,6 +290,5 @@ func parseRanges(texts []string) ([]netip.Prefix, error) {
 		}
 		ranges = append(ranges, r.Masked())
 	}
-	slices.SortFunc(ranges, netip.Prefix.Compare)
-	return slices.Compact(ranges), errors.Join(faults...)
+	return sortedPrefixes(ranges), errors.Join(faults...)
 }
