@@ -13,50 +13,38 @@ import (
 // A connection of two real machines survives a forged RST, FIN and SYN from either side, half a minute of silence, and a flood
 // of SYNs ten times as large as the table. Then it ends as its two sides close it, whatever their windows were.
 func TestPacketEndForged(t *testing.T) {
-	for speed, fast := range map[string]bool{"slow": false, "fast": true} {
-		t.Run(speed, func(t *testing.T) {
-			l := newLab(t)
-			l.attachTCX()
-			if fast {
-				l.speedUp()
-			}
-			for family, s := range sides {
-				t.Run(family, func(t *testing.T) {
-					l.t, l.path.t = t, t
-					l.path.addRange(s.ranges)
-					l.path.serve(1, tcp, s.vip, backendAddr(family))
-					l.echo(family)
-					c, err := l.dial("tcp", s.vip)
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer c.Close()
-					s.client, s.backend = c.LocalAddr().(*net.TCPAddr).AddrPort(), backendAddr(family)
-					echoes(t, c, 100_000)
-					l.attack(s)
-					if state := l.path.entry(connKey(s.client, s.vip, tcp, 0)).State; state != bpf.ConnOpen {
-						t.Errorf("forged packets lead to state %d", state)
-					}
-					l.path.age(30 * time.Second)
-					l.flood(s)
-					echoes(t, c, 100_000)
-					if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-						t.Fatal(err)
-					}
-					if _, err := io.ReadAll(c); err != nil { // until the other side closes
-						t.Fatal(err)
-					}
-					if there, back := l.path.states(s, tcp); there != bpf.ConnClosing || back != bpf.ConnClosing {
-						t.Errorf("both sides have closed: states %d and %d", there, back)
-					}
-				})
-			}
-		})
-	}
+	onBothPaths(t, (*lab).attachTCX, func(l *lab, family string, s side, _ bool) {
+		t := l.t
+		l.path.serve(1, tcp, s.vip, backendAddr(family))
+		l.echo(family)
+		c, err := l.dial("tcp", s.vip)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		s.client, s.backend = c.LocalAddr().(*net.TCPAddr).AddrPort(), backendAddr(family)
+		echoes(t, c, 100_000)
+		l.attack(s)
+		if state := l.path.entry(connKey(s.client, s.vip, tcp, 0)).State; state != bpf.ConnOpen {
+			t.Errorf("forged packets lead to state %d", state)
+		}
+		l.path.age(30 * time.Second)
+		l.flood(s)
+		echoes(t, c, 100_000)
+		if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadAll(c); err != nil { // until the other side closes
+			t.Fatal(err)
+		}
+		if there, back := l.path.states(s, tcp); there != bpf.ConnClosing || back != bpf.ConnClosing {
+			t.Errorf("both sides have closed: states %d and %d", there, back)
+		}
+	})
 }
 
 // echoes sends n bytes and expects them back.
-func echoes(t *testing.T, c net.Conn, n int) {
+func echoes(t testing.TB, c net.Conn, n int) {
 	t.Helper()
 	sent := make(chan error, 1)
 	go func() {

@@ -318,27 +318,38 @@ func (l *lab) flow(vip netip.AddrPort, proto uint8) bpf.Conn {
 	return bpf.Conn{}
 }
 
+// onBothPaths runs a test on the slow path and on the fast path, each in a lab that prepare has attached programs in, and there in
+// each family. Its t is that of the lab.
+func onBothPaths(t *testing.T, prepare func(*lab), each func(l *lab, family string, s side, fast bool)) {
+	t.Helper()
+	for speed, fast := range map[string]bool{"slow": false, "fast": true} {
+		t.Run(speed, func(t *testing.T) {
+			l := newLab(t)
+			prepare(l)
+			if fast {
+				l.speedUp()
+			}
+			for family, s := range sides {
+				t.Run(family, func(t *testing.T) {
+					l.t, l.path.t = t, t
+					l.path.addRange(s.ranges)
+					each(l, family, s, fast)
+				})
+			}
+		})
+	}
+}
+
 func TestPacketEndToEnd(t *testing.T) {
 	for attachment, attach := range map[string]func(*lab){"TCX": (*lab).attachTCX, "clsact": (*lab).attachClsact} {
-		for speed, fast := range map[string]bool{"slow": false, "fast": true} {
-			t.Run(attachment+"/"+speed, func(t *testing.T) {
-				l := newLab(t)
-				attach(l)
-				if fast {
-					l.speedUp()
-				}
-				for family, s := range sides {
-					t.Run(family, func(t *testing.T) {
-						l.t, l.path.t = t, t
-						l.path.addRange(s.ranges)
-						l.path.serve(1, tcp, s.vip, backendAddr(family))
-						l.path.serve(2, udp, s.vip, backendAddr(family))
-						l.echo(family)
-						l.talkAndAsk(family, s.vip, fast)
-					})
-				}
+		t.Run(attachment, func(t *testing.T) {
+			onBothPaths(t, attach, func(l *lab, family string, s side, fast bool) {
+				l.path.serve(1, tcp, s.vip, backendAddr(family))
+				l.path.serve(2, udp, s.vip, backendAddr(family))
+				l.echo(family)
+				l.talkAndAsk(family, s.vip, fast)
 			})
-		}
+		})
 	}
 }
 
@@ -375,30 +386,20 @@ func TestPacketEndNetfilterSeesNoFastFlow(t *testing.T) {
 // few ports, so that this happens nearly every time.
 func TestPacketEndDirectConnection(t *testing.T) {
 	const ports, connections = 64, 48
-	for speed, fast := range map[string]bool{"slow": false, "fast": true} {
-		t.Run(speed, func(t *testing.T) {
-			l := newLab(t)
-			l.attachTCX()
-			if fast {
-				l.speedUp()
-			}
-			l.in(l.pod, func() error {
-				return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "40000 %d", 40000+ports-1), 0)
-			})
-			for family, s := range sides {
-				t.Run(family, func(t *testing.T) {
-					l.t, l.path.t = t, t
-					l.path.addRange(s.ranges)
-					l.path.serve(1, tcp, s.vip, backendAddr(family))
-					l.echo(family)
-					for range connections {
-						l.talk(s.vip, []byte("by the VIP"))
-						l.talk(backendAddr(family), []byte("by itself"))
-					}
-				})
-			}
+	fewPorts := func(l *lab) {
+		l.attachTCX()
+		l.in(l.pod, func() error {
+			return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "40000 %d", 40000+ports-1), 0)
 		})
 	}
+	onBothPaths(t, fewPorts, func(l *lab, family string, s side, _ bool) {
+		l.path.serve(1, tcp, s.vip, backendAddr(family))
+		l.echo(family)
+		for range connections {
+			l.talk(s.vip, []byte("by the VIP"))
+			l.talk(backendAddr(family), []byte("by itself"))
+		}
+	})
 }
 
 // A packet from a pod has a checksum that the device has yet to compute, and so has a reply made of it. If the way
@@ -505,27 +506,17 @@ func (l *lab) goes(vip netip.AddrPort, router netip.Addr) bool {
 // A checksum that is incomplete during translation is correct once computed: here by the kernel, for the wire to the
 // backend and for the one back to the pod.
 func TestPacketEndChecksumOnWire(t *testing.T) {
-	for speed, fast := range map[string]bool{"slow": false, "fast": true} {
-		t.Run(speed, func(t *testing.T) {
-			l := newLab(t)
-			l.attachTCX()
-			if fast {
-				l.speedUp()
-			}
-			l.in(l.node, func() error { return errors.Join(leaveChecksums(hostDevice), leaveChecksums(uplinkDevice)) })
-			for family, s := range sides {
-				t.Run(family, func(t *testing.T) {
-					l.t, l.path.t = t, t
-					l.path.addRange(s.ranges)
-					l.path.serve(1, tcp, s.vip, backendAddr(family))
-					l.path.serve(2, udp, s.vip, backendAddr(family))
-					l.echo(family)
-					l.talk(s.vip, []byte("odd"))
-					l.ask(s.vip, []byte("odd"))
-				})
-			}
-		})
+	wires := func(l *lab) {
+		l.attachTCX()
+		l.in(l.node, func() error { return errors.Join(leaveChecksums(hostDevice), leaveChecksums(uplinkDevice)) })
 	}
+	onBothPaths(t, wires, func(l *lab, family string, s side, _ bool) {
+		l.path.serve(1, tcp, s.vip, backendAddr(family))
+		l.path.serve(2, udp, s.vip, backendAddr(family))
+		l.echo(family)
+		l.talk(s.vip, []byte("odd"))
+		l.ask(s.vip, []byte("odd"))
+	})
 }
 
 // leaveChecksums turns off checksum offload of a device, so that the kernel computes them: `ethtool -K NAME tx off`.

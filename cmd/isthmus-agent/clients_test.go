@@ -17,7 +17,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	wire "github.com/miekg/dns"
-	"github.com/spf13/pflag"
 
 	"github.com/isthmus-net/isthmus/dns"
 )
@@ -170,12 +169,7 @@ func TestGuardedAddresses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("NODE_IPS", "")
-			c := dnsDefaults()
-			flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-			c.bind(flags)
-			if err := flags.Parse(tc.args); err != nil {
-				t.Fatal(err)
-			}
+			c := parsedDNS(t, tc.args)
 			cfg, err := c.server()
 			if err != nil {
 				if !strings.Contains(err.Error(), tc.guarded) {

@@ -195,6 +195,18 @@ func TestOptionalPortInUse(t *testing.T) {
 	}
 }
 
+// parsedDNS returns the configuration that args lead to.
+func parsedDNS(t *testing.T, args []string) dnsConfig {
+	t.Helper()
+	c := dnsDefaults()
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.bind(flags)
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func TestDNSConfig(t *testing.T) {
 	tests := map[string]struct {
 		args []string
@@ -218,12 +230,7 @@ func TestDNSConfig(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			c := dnsDefaults()
-			flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-			c.bind(flags)
-			if err := flags.Parse(tc.args); err != nil {
-				t.Fatal(err)
-			}
+			c := parsedDNS(t, tc.args)
 			cfg, err := c.server()
 			have := fmt.Sprint(cfg.ClusterScoped, cfg.EmptyHeadless)
 			if err != nil {

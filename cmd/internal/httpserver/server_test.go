@@ -336,7 +336,7 @@ func TestSources(t *testing.T) {
 	at := func(addr string) *Source {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.of(net.TCPAddrFromAddrPort(mustAddrPort(t, addr)))
+		return s.of(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(addr)))
 	}
 	if at("[2001:db8::1]:1") != at("[2001:db8::ffff:1]:2") || at("[2001:db8::1]:1") == at("[2001:db8:0:1::1]:1") {
 		t.Error("a source of IPv6 is not a network of 64 bits")
@@ -354,15 +354,6 @@ func TestSources(t *testing.T) {
 	if at("198.51.100.1:1") == s.rest || len(s.by) != 1 {
 		t.Errorf("idle sources are not forgotten: %d", len(s.by))
 	}
-}
-
-func mustAddrPort(t *testing.T, text string) netip.AddrPort {
-	t.Helper()
-	at, err := netip.ParseAddrPort(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return at
 }
 
 // HTTP/2 is not spoken, not even with a client that speaks nothing else: one connection carries one request at a time.

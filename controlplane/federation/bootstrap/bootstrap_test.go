@@ -258,9 +258,7 @@ func may(t *testing.T, c Cluster, user, verb, namespace string) bool {
 // child reads none.
 func TestCredentialsStandApart(t *testing.T) {
 	a, _, c := newTestbed(t)
-	if _, err := Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}}); err != nil {
-		t.Fatal(err)
-	}
+	formPair(t, a, c)
 	const controller = "system:serviceaccount:isthmus-system:isthmus-controller"
 	await(t, "the supervisor's controller may not read its credentials", func() bool {
 		return may(t, a, controller, "list", "isthmus-federation") && may(t, a, controller, "watch", "isthmus-federation")
@@ -291,17 +289,19 @@ func TestCredentialsStandApart(t *testing.T) {
 	removeAll(t, c, a)
 }
 
+// formPair forms a federation of supervisor a and child c, or forms it again.
+func formPair(t *testing.T, a, c Cluster) {
+	t.Helper()
+	if _, err := Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Every member reserves the labels of Isthmus, whether the chart is installed or not, and a child has the ranges of ClusterSetIPs
 // that its policy compares with.
 func TestMembersReserveLabels(t *testing.T) {
 	a, _, c := newTestbed(t)
-	form := func() {
-		t.Helper()
-		if _, err := Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	form()
+	formPair(t, a, c)
 	edited := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`))
 	if err := a.Client.Patch(t.Context(), edited, patch); err != nil {
@@ -320,7 +320,7 @@ func TestMembersReserveLabels(t *testing.T) {
 	if err := a.Client.Update(t.Context(), chart); err != nil {
 		t.Fatal(err)
 	}
-	form()
+	formPair(t, a, c)
 	child := &federationv1alpha1.Federation{}
 	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: federationv1alpha1.FederationName}, child); err != nil || !slices.Equal(child.Spec.ClusterSetIP.Ranges, []string{"242.0.0.0/16"}) {
 		t.Errorf("the child has the ranges %v, %v", child.Spec.ClusterSetIP.Ranges, err)

@@ -138,15 +138,9 @@ func removeSupervisors(t *testing.T, a, b, c Cluster) {
 // them in any case.
 func TestTokensOfEarlierVersion(t *testing.T) {
 	a, _, c := newTestbed(t)
-	form := func() {
-		t.Helper()
-		if _, err := Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	form()
+	formPair(t, a, c)
 	former := makeEarlier(t, a, c)
-	form()
+	formPair(t, a, c)
 	if held(t, a, "c") != former || !accepts(t, former) {
 		t.Error("Form replaced a valid token")
 	}

@@ -469,7 +469,7 @@ func TestCache(t *testing.T) {
 	token := w.token("prometheus")
 	server := httpserver.New(httpserver.Config{Access: v, Log: slog.New(slog.DiscardHandler)})
 	server.Handle("/metrics", http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	ask := func(want int) {
+	request := func() *answer {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody)
 		if err != nil {
@@ -478,7 +478,11 @@ func TestCache(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer "+token)
 		a := &answer{header: http.Header{}, code: http.StatusOK}
 		server.ServeHTTP(a, r)
-		if a.code != want {
+		return a
+	}
+	ask := func(want int) {
+		t.Helper()
+		if a := request(); a.code != want {
 			t.Errorf("answers %d %s, want %d", a.code, a.body.String(), want)
 		}
 	}
@@ -510,14 +514,7 @@ func TestCache(t *testing.T) {
 	}
 	// The API server's own authorizer notices within milliseconds.
 	for end := time.Now().Add(20 * time.Second); ; <-time.After(50 * time.Millisecond) {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Authorization", "Bearer "+token)
-		a := &answer{header: http.Header{}, code: http.StatusOK}
-		server.ServeHTTP(a, r)
-		if a.code == http.StatusForbidden {
+		if request().code == http.StatusForbidden {
 			break
 		}
 		now = now.Add(allowFor + time.Second)
