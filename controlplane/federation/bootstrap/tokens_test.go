@@ -65,6 +65,11 @@ func TestStolenSupervisorToken(t *testing.T) {
 		renewed, err = requestAs(t, stolen, "federation-a", tokenRequest(binds(t, a), week))
 		return err == nil
 	})
+	// An API server enforces a policy some time after its creation.
+	await(t, "the policy on tokens is not enforced", func() bool {
+		_, err := requestAs(t, stolen, "federation-a", tokenRequest("", time.Hour))
+		return apierrors.IsForbidden(err)
+	})
 	for name, tc := range map[string]struct {
 		account string
 		request *authenticationv1.TokenRequest
