@@ -251,3 +251,29 @@ func (m *member) importedOf(id string) (services, ports, slices, endpoints, size
 	}
 	return services, ports, slices, endpoints, size
 }
+
+// Services that come and go leave room in their cluster's quota of tombstones. The youngest tombstones stay.
+func TestOldTombstonesMakeRoom(t *testing.T) {
+	w := newTestbed(t)
+	w.a.settings.Quarantine = time.Hour // how long a tombstone lives otherwise
+	w.run()
+	w.quotas(v1alpha1.Quotas{Services: many})
+	names := w.exportMany(w.a, w.b)
+	for _, name := range names {
+		w.a.unexport(name)
+		w.b.wantsNone(name)
+	}
+	w.eventually(func() error {
+		var records v1alpha1.ExportRecordList
+		w.noError(w.broker.List(t.Context(), &records, client.InNamespace(w.brokerNS)))
+		if n := len(records.Items); n > many/2 {
+			return fmt.Errorf("%d of %d tombstones are left", n, many)
+		}
+		for _, r := range records.Items {
+			if !slices.Contains(names[many/2:], r.Spec.Name) {
+				return fmt.Errorf("the tombstone of %s is left", r.Spec.Name)
+			}
+		}
+		return nil
+	})
+}

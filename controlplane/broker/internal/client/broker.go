@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -76,6 +77,7 @@ type Broker struct {
 	registry    registry
 	sliceEvents sliceEvents
 	quotas      *quotas
+	tombstones  atomic.Int64 // of this member
 	pacer       *pacer
 	changes     objectcache.Trigger
 	exportsOf   *withdrawal.Guard[clusterset.ServiceName] // records

@@ -128,11 +128,33 @@ func (b *Broker) Withdraw(ctx context.Context, name clusterset.ServiceName, life
 		return 0, err
 	}
 	if again = time.Until(withdrawn.Add(life)); again > 0 {
-		return again, nil
+		return again, b.dropTombstones(ctx)
 	}
-	tombstone := &v1alpha1.ExportRecord{ObjectMeta: metav1.ObjectMeta{Namespace: b.cfg.Namespace, Name: mcs.RecordName(b.cfg.Self, name)}}
-	err = b.client.Delete(ctx, tombstone, client.Preconditions{UID: &have.uid})
-	return 0, wrap("delete tombstone", tombstone.Name, client.IgnoreNotFound(err))
+	return 0, b.deleteTombstone(ctx, have)
+}
+
+// dropTombstones deletes the oldest tombstones of this member when they are more than half of its quota. The broker counts
+// them, so that Services which come and go all the time would otherwise use up what the others of the cluster need.
+func (b *Broker) dropTombstones(ctx context.Context) error {
+	limit := quota.MaxTombstones(b.quotas.current())
+	if int(b.tombstones.Load()) <= limit/2 {
+		return nil
+	}
+	own := slices.DeleteFunc(b.records.All(), func(r *record) bool { return r.owner != b.cfg.Self || !r.isWithdrawn() })
+	slices.SortFunc(own, func(a, b *record) int { return a.withdrawn.Compare(b.withdrawn) })
+	for _, r := range own[:max(0, len(own)-limit*2/5)] {
+		if err := b.deleteTombstone(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteTombstone deletes a tombstone of this member.
+func (b *Broker) deleteTombstone(ctx context.Context, r *record) error {
+	tombstone := &v1alpha1.ExportRecord{ObjectMeta: metav1.ObjectMeta{Namespace: b.cfg.Namespace, Name: mcs.RecordName(b.cfg.Self, r.service)}}
+	err := b.client.Delete(ctx, tombstone, client.Preconditions{UID: &r.uid})
+	return wrap("delete tombstone", tombstone.Name, client.IgnoreNotFound(err))
 }
 
 // writeTombstone turns this member's record into a tombstone.

@@ -180,6 +180,13 @@ func (q *quotas) setLimits(limits quota.Amounts) {
 	q.wake.Notify()
 }
 
+// current returns the limits.
+func (q *quotas) current() quota.Amounts {
+	q.mu.RLock()
+	defer q.mu.RUnlock()
+	return q.limits
+}
+
 // left forgets the decisions about a member; what it still has on the broker stays counted.
 func (q *quotas) left(id clusterset.ClusterID) {
 	q.mu.Lock()

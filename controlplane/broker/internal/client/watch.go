@@ -124,6 +124,7 @@ func (b *Broker) leaseDeleted(l *coordinationv1.Lease) {
 // recordChanges reports a change of a record to the guard, before the cache shows it to readers.
 func (b *Broker) recordChanges(was, is *record, listed bool) {
 	b.countRecord(was, is)
+	b.countTombstone(was, is)
 	r := objectcache.Either(was, is)
 	switch {
 	case is == nil && !was.isWithdrawn():
@@ -136,6 +137,17 @@ func (b *Broker) recordChanges(was, is *record, listed bool) {
 	b.exportsOf.Withdrawn(r.owner, r.service)
 	for _, s := range b.sliceEvents.takeVanished(r.owner, r.service) {
 		b.slicesOf.Withdrawn(r.owner, s)
+	}
+}
+
+// countTombstone counts the tombstones of this member.
+func (b *Broker) countTombstone(was, is *record) {
+	own := func(r *record) bool { return r.isWithdrawn() && r.owner == b.cfg.Self }
+	if own(was) {
+		b.tombstones.Add(-1)
+	}
+	if own(is) {
+		b.tombstones.Add(1)
 	}
 }
 

@@ -34,16 +34,19 @@ type Stored struct {
 	Aggregates   int // aggregates that the member created and beside which no record stands
 }
 
-// StorageLimits returns the limits that a ClusterSetConfig sets. A member may have as many tombstones and aggregates as
-// services: every service may be withdrawn at once, and every aggregate is created before its record.
+// StorageLimits returns the limits that a ClusterSetConfig sets. A member may have as many aggregates as services: every
+// aggregate is created before its record.
 func StorageLimits(q *v1alpha1.Quotas) Stored {
 	limits := Stored{Amounts: Limits(q), StorageBytes: 256 << 20}
-	limits.Tombstones, limits.Aggregates = limits.Services, limits.Services
+	limits.Tombstones, limits.Aggregates = MaxTombstones(limits.Amounts), limits.Services
 	if q != nil && q.StorageBytes > 0 {
 		limits.StorageBytes = int(q.StorageBytes)
 	}
 	return limits
 }
+
+// MaxTombstones returns how many tombstones a member may have: as many as services, because all may be withdrawn at once.
+func MaxTombstones(limits Amounts) int { return limits.Services }
 
 // Get returns the amount of one kind.
 func (s Stored) Get(k Kind) int {
