@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 )
 
@@ -65,7 +66,7 @@ func (r *Request) decode(b []byte, last *Request) error {
 	if _, err := d.Token(); err != nil {
 		return err
 	}
-	if d.More() {
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("something follows it")
 	}
 	return r.decodeVIPs(vips, last)

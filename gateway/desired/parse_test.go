@@ -50,6 +50,7 @@ func TestParseRefuses(t *testing.T) {
 		"a state that differs from the hash": {`"port":443`, `"port":444`, "hash is"},
 		"an unknown field":                   {`"generation"`, `"colour":1,"generation"`, "colour"},
 		"two requests":                       {"", "{}", "something follows"},
+		"a bracket too many":                 {"", "]", "something follows"},
 		"half a request":                     {`"hash"`, "", "read the request"},
 		"a hash alone":                       {string(good), `{"hash":""}`, "hash is"},
 		"no object":                          {string(good), `[]`, "not a JSON object"},
@@ -99,6 +100,7 @@ func TestParseReusesVIPs(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	made := NewRequest(1, example())
 	f.Add(made.JSON())
+	f.Add([]byte(`{}]0"vips":[{}]`))
 	f.Add([]byte(`{"state":{"vips":[{},{"addr":"}\\"]"}]},"hash":"vips\\":[{}]"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var have, want Request
