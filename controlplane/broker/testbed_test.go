@@ -36,6 +36,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // serverSet contains the API servers of the members and of the broker, for one testbed after the other.
@@ -275,7 +276,7 @@ func (w *testbed) run(members ...*member) *testbed {
 		done := make(chan error, 1)
 		go func() {
 			err := controller.Run(ctx)
-			for ; m.restarts && err != nil && ctx.Err() == nil; <-time.After(slowPoll) {
+			for ; m.restarts && err != nil && ctx.Err() == nil; <-time.After(again) {
 				var again *broker.Controller
 				if again, err = broker.New(ctx, m.controllerConfig()); err == nil {
 					err = again.Run(ctx)
@@ -325,10 +326,9 @@ func (e evidence) Answers(_ context.Context, id clusterset.ClusterID) liveness.V
 
 // Deadlines of waiting.
 const (
-	patience = 2 * time.Minute
+	patience = await.Patience
 	settle   = 300 * time.Millisecond
-	poll     = 20 * time.Millisecond  // at first
-	slowPoll = 250 * time.Millisecond // after a while
+	again    = 250 * time.Millisecond // until a controller that ended is started again
 )
 
 // eventually waits until check returns nil.
@@ -339,17 +339,8 @@ func (w *testbed) eventually(check func() error) {
 
 func (w *testbed) eventuallyWithin(d time.Duration, check func() error) {
 	w.t.Helper()
-	began, deadline := time.Now(), time.After(d)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-deadline:
-			w.t.Fatalf("after %s: %v", d, err)
-		case <-time.After(min(max(poll, time.Since(began)/8), slowPoll)):
-		}
+	if err := await.Poll(w.t.Context(), d, check); err != nil {
+		w.t.Fatalf("after %s: %v", d, err)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // audited are all kinds that leaders write: objects of the federation, annotations of users' objects, and events.
@@ -214,7 +215,7 @@ func (a *audit) take(about string, since map[clusterset.ClusterID]int64, want ..
 	mayMiss := func(line string) bool {
 		return isEvent(line) || strings.Contains(line, " "+told+" ") && strings.Contains(line, "Policy ")
 	}
-	eventually(a.testbed.t, about+": the writes "+strings.Join(want, ", "), func() bool {
+	await.True(a.testbed.t, about+": the writes "+strings.Join(want, ", "), func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		n := 0
@@ -226,7 +227,7 @@ func (a *audit) take(about string, since map[clusterset.ClusterID]int64, want ..
 		return n >= len(slices.DeleteFunc(slices.Clone(want), mayMiss))
 	})
 	a.testbed.awaitRest()
-	eventually(a.testbed.t, "the audit is complete", a.current)
+	await.True(a.testbed.t, "the audit is complete", a.current)
 	a.mu.Lock()
 	writes := a.writes
 	a.writes = nil

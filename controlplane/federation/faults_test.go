@@ -30,6 +30,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // lease returns the holder of the Lease of a member, as CLUSTER/POD, and its epoch.
@@ -54,7 +55,7 @@ func (w *testbed) awaitLeader(process string, of ...clusterset.ClusterID) {
 	if len(of) == 0 {
 		of = ids
 	}
-	eventually(w.t, fmt.Sprintf("%s leads %v", process, of), func() bool {
+	await.True(w.t, fmt.Sprintf("%s leads %v", process, of), func() bool {
 		return !slices.ContainsFunc(of, func(id clusterset.ClusterID) bool { holder, _ := w.lease(id); return holder != process })
 	})
 }
@@ -62,7 +63,7 @@ func (w *testbed) awaitLeader(process string, of ...clusterset.ClusterID) {
 // edit changes the Federation of a supervisor.
 func (w *testbed) edit(supervisor clusterset.ClusterID, change func(*federationv1alpha1.FederationSpec)) {
 	w.t.Helper()
-	eventually(w.t, "the Federation is edited", func() bool {
+	await.True(w.t, "the Federation is edited", func() bool {
 		f := &federationv1alpha1.Federation{}
 		if err := w.admin[supervisor].Get(w.t.Context(), client.ObjectKey{Name: federationv1alpha1.FederationName}, f); err != nil {
 			return false
@@ -76,7 +77,7 @@ func (w *testbed) edit(supervisor clusterset.ClusterID, change func(*federationv
 func (w *testbed) leadsTo(id clusterset.ClusterID, name string, addresses ...string) {
 	w.t.Helper()
 	var have []string
-	eventually(w.t, fmt.Sprintf("%s leads to %v in %s", name, addresses, id), func() bool {
+	await.True(w.t, fmt.Sprintf("%s leads to %v in %s", name, addresses, id), func() bool {
 		have, _ = w.federated(id, name)
 		return slices.Equal(have, addresses)
 	})
@@ -117,7 +118,7 @@ func TestKilledLeader(t *testing.T) {
 	}
 	w.policyStates("c", allow, policies.Applied, nil)
 	w.policyStates("a", edge, policies.Applied, nil)
-	eventually(t, "all owners are told", func() bool {
+	await.True(t, "all owners are told", func() bool {
 		return w.status("a", "c").Services == 5 && w.status("b", "c").Services == 5 && w.told("c", 5)
 	})
 
@@ -140,7 +141,7 @@ func TestKilledLeader(t *testing.T) {
 	if len(led) == 0 {
 		t.Error("the killed process led no member")
 	}
-	eventually(t, "b reports the leader", func() bool { return w.status("b", "c").Leader == "b/two" })
+	await.True(t, "b reports the leader", func() bool { return w.status("b", "c").Leader == "b/two" })
 	if moved := writes.take("because of a new leader", before); moved > 0 {
 		t.Errorf("%d objects were stamped because of a new leader", moved)
 	}
@@ -323,7 +324,7 @@ func TestLostSupervisorCluster(t *testing.T) {
 	}
 	stop()
 	w.awaitLeader("b/two", "b", "c")
-	eventually(t, "b reports that a is unreachable", func() bool { m := w.status("b", "a"); return !m.Reachable && m.Message != "" })
+	await.True(t, "b reports that a is unreachable", func() bool { m := w.status("b", "a"); return !m.Reachable && m.Message != "" })
 	w.offer("c", "late", "10.3.0.1")
 	w.leadsTo("b", "late", "10.3.0.1")
 	w.leadsTo("c", "late", "10.3.0.1")
@@ -368,7 +369,7 @@ func TestMemberComesBackEmpty(t *testing.T) {
 	w.policyStates("a", allow, policies.Applied, nil)
 	writes, before := w.audit(), w.epochs()
 	w.gates["a c"].Shut()
-	eventually(t, "a reports that c is unreachable", func() bool { return !w.status("a", "c").Reachable })
+	await.True(t, "a reports that c is unreachable", func() bool { return !w.status("a", "c").Reachable })
 	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Unreachable})
 	w.offer("a", "late", "10.1.0.1")
 	for _, kind := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}} {
@@ -380,7 +381,7 @@ func TestMemberComesBackEmpty(t *testing.T) {
 	w.gates["a c"].Open()
 	w.awaitEverywhere("late", "10.1.0.1")
 	w.policyStates("a", allow, policies.Applied, nil)
-	eventually(t, "the withdrawals of c are held", func() bool { return w.status("a", "c").Held == many })
+	await.True(t, "the withdrawals of c are held", func() bool { return w.status("a", "c").Held == many })
 	writes.take("with c silent, and back without its Services", before,
 		append(w.came("late", "a", ids...), "a EVENT MuchVanished of Federation federation",
 			"a TOLD NetworkPolicy allow", "a TOLD NetworkPolicy allow")...) // c silent, and back
@@ -393,7 +394,7 @@ func TestMemberComesBackEmpty(t *testing.T) {
 	for i := range many {
 		w.awaitEverywhere(fmt.Sprint("web-", i))
 	}
-	eventually(t, "nothing is held", func() bool { return w.status("a", "c").Held == 0 })
+	await.True(t, "nothing is held", func() bool { return w.status("a", "c").Held == 0 })
 }
 
 // The API server of a member lost all data, so it is another cluster. Its last known objects stay in effect, and nothing is
@@ -407,14 +408,14 @@ func TestWipedMember(t *testing.T) {
 	w.offer("a", "shop", "10.1.0.1")
 	w.awaitEverywhere("web", "10.3.0.1")
 	w.awaitEverywhere("shop", "10.1.0.1")
-	eventually(t, "the uid of c is known", func() bool { return w.status("a", "c").ClusterUID != "" && w.status("b", "c").ClusterUID != "" })
+	await.True(t, "the uid of c is known", func() bool { return w.status("a", "c").ClusterUID != "" && w.status("b", "c").ClusterUID != "" })
 	was := w.status("a", "c").ClusterUID
 	writes, before := w.audit("a", "b"), w.epochs()
 
 	servers["c"].Wipe(t)
 	w.furnish("c")
 	for _, supervisor := range ids[:2] {
-		eventually(t, string(supervisor)+" reports that c does not accept its token", func() bool {
+		await.True(t, string(supervisor)+" reports that c does not accept its token", func() bool {
 			m := w.status(supervisor, "c")
 			return !m.Reachable && strings.Contains(m.Message, "does not accept the token")
 		})
@@ -453,7 +454,7 @@ func TestWipedMember(t *testing.T) {
 	w.awaitEverywhere("late", "10.1.0.2")
 	writes.take("when c was added", before, slices.Concat(
 		w.came("web", "c", ids...), w.written(watch.Added, "shop", "a", "c"), w.written(watch.Added, "late", "a", "c"))...)
-	eventually(t, "another cluster is c", func() bool { uid := w.status("a", "c").ClusterUID; return uid != "" && uid != was })
+	await.True(t, "another cluster is c", func() bool { uid := w.status("a", "c").ClusterUID; return uid != "" && uid != was })
 }
 
 // A member Service gets external IPs, and then a type that cannot be federated.
@@ -465,7 +466,7 @@ func TestMemberServiceChangesType(t *testing.T) {
 	w.awaitEverywhere("web", "10.2.0.1")
 	w.offer("c", "web", "10.3.0.1")
 	w.awaitEverywhere("web", "10.2.0.1", "10.3.0.1")
-	eventually(t, "all owners are told", func() bool { return w.told("b", 1) && w.told("c", 1) })
+	await.True(t, "all owners are told", func() bool { return w.told("b", 1) && w.told("c", 1) })
 	writes, before := w.audit(), w.epochs()
 	change := func(spec string) {
 		t.Helper()
@@ -607,7 +608,7 @@ func TestOtherClusterWithSameID(t *testing.T) {
 	if err := w.admin["b"].Delete(t.Context(), &federationv1alpha1.Federation{ObjectMeta: claim(federationv1alpha1.FederationName, "").ObjectMeta}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "b claims to be c", func() bool {
+	await.True(t, "b claims to be c", func() bool {
 		claimed = claim(federationv1alpha1.ClaimID, "c")
 		_ = w.admin["b"].Delete(t.Context(), claim(federationv1alpha1.ClaimID, ""))
 		return w.admin["b"].Create(t.Context(), claimed) == nil
@@ -630,7 +631,7 @@ func TestOtherClusterWithSameID(t *testing.T) {
 	w.offer("c", "web", "10.3.0.1")
 	w.offer("b", "other", "10.2.0.1")
 	w.leadsTo("a", "web", "10.3.0.1")
-	eventually(t, "c's uid is known", func() bool { return w.status("a", "c").ClusterUID != "" })
+	await.True(t, "c's uid is known", func() bool { return w.status("a", "c").ClusterUID != "" })
 	writes, before := w.audit(), w.epochs()
 
 	var c federationv1alpha1.MemberCluster
@@ -638,7 +639,7 @@ func TestOtherClusterWithSameID(t *testing.T) {
 		c = *m
 		m.Server, m.Secret = b.Server, b.Secret
 	})
-	eventually(t, "a reports another cluster in place of c", func() bool {
+	await.True(t, "a reports another cluster in place of c", func() bool {
 		m := w.status("a", "c")
 		return !m.Reachable && strings.Contains(m.Message, "it is another cluster") && strings.Contains(m.Message, "clusterUID")
 	})
@@ -647,7 +648,7 @@ func TestOtherClusterWithSameID(t *testing.T) {
 		also.ClusterID = "d"
 		spec.Members = append(spec.Members, also)
 	})
-	eventually(t, "a reports that d claims to be c", func() bool { return strings.Contains(w.status("a", "d").Message, "claims to be c, not d") })
+	await.True(t, "a reports that d claims to be c", func() bool { return strings.Contains(w.status("a", "d").Message, "claims to be c, not d") })
 	w.offer("a", "here", "10.1.0.1")
 	w.leadsTo("a", "here", "10.1.0.1")
 	writes.take("with others in the place of members", before, w.came("here", "a", "a")...)

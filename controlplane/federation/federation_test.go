@@ -21,19 +21,20 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova/novatest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // A federation of two supervisors and a child goes through leader changes, silence and new credentials.
 func TestFederationLifecycle(t *testing.T) {
 	w := newTestbed(t)
 	_, stopA := w.supervise("a", "one")
-	eventually(t, "a leads all members", func() bool {
+	await.True(t, "a leads all members", func() bool {
 		return !slices.ContainsFunc(ids, func(id clusterset.ClusterID) bool { return w.status("a", id).Leader != "a/one" })
 	})
 	b, _ := w.supervise("b", "two")
 	w.offer("c", "web", "10.3.0.1", "10.3.0.2")
 	w.awaitEverywhere("web", "10.3.0.1", "10.3.0.2")
-	eventually(t, "b reports that too", func() bool {
+	await.True(t, "b reports that too", func() bool {
 		m := w.status("b", "c")
 		return m.Reachable && m.Leader == "a/one" && m.Services == 1 && m.ClusterUID != ""
 	})
@@ -52,21 +53,21 @@ func TestFederationLifecycle(t *testing.T) {
 	}
 
 	property := &about.ClusterProperty{}
-	eventually(t, "the property has the value of the claim", func() bool {
+	await.True(t, "the property has the value of the claim", func() bool {
 		return w.admin["a"].Get(t.Context(), client.ObjectKey{Name: about.ClusterID}, property) == nil && property.Spec.Value == "a"
 	})
 	property.Spec.Value = "x"
 	if err := w.admin["a"].Update(t.Context(), property); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a property that was created from a claim follows it", func() bool {
+	await.True(t, "a property that was created from a claim follows it", func() bool {
 		return w.admin["a"].Get(t.Context(), client.ObjectKey{Name: about.ClusterID}, property) == nil && property.Spec.Value == "a"
 	})
 	property.Labels, property.Spec.Value = nil, "x" // now it is a user's
 	if err := w.admin["a"].Update(t.Context(), property); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the claim reports that the property differs", func() bool {
+	await.True(t, "the claim reports that the property differs", func() bool {
 		id := claim(federationv1alpha1.ClaimID, "")
 		return w.admin["a"].Get(t.Context(), client.ObjectKeyFromObject(id), id) == nil &&
 			meta.IsStatusConditionFalse(id.Status.Conditions, federationv1alpha1.ConditionInStep) && id.Spec.Value == "a"
@@ -74,7 +75,7 @@ func TestFederationLifecycle(t *testing.T) {
 
 	epoch := w.status("b", "c").Epoch
 	stopA()
-	eventually(t, "b leads all members in a later epoch", func() bool {
+	await.True(t, "b leads all members in a later epoch", func() bool {
 		for _, m := range b.State().Members {
 			if !m.Leading || m.Epoch <= epoch {
 				return false
@@ -87,27 +88,27 @@ func TestFederationLifecycle(t *testing.T) {
 	unchanged("a new leader")
 
 	w.gates["b c"].Shut()
-	eventually(t, "b notices that c is silent", func() bool { return !w.status("b", "c").Reachable })
+	await.True(t, "b notices that c is silent", func() bool { return !w.status("b", "c").Reachable })
 	unchanged("c went silent")
 	w.gates["b c"].Open()
-	eventually(t, "c is back", func() bool { return w.status("b", "c").Reachable })
+	await.True(t, "c is back", func() bool { return w.status("b", "c").Reachable })
 
 	writes, led := w.audit(), w.epochs()
 	good := w.secret("b", "c")
 	bad := good.DeepCopy()
 	bad.Data[federationv1alpha1.SecretToken] = []byte("expired")
 	w.update("b", bad)
-	eventually(t, "b reports a refused token", func() bool {
+	await.True(t, "b reports a refused token", func() bool {
 		m := w.status("b", "c")
 		return !m.Reachable && strings.Contains(m.Message, "token")
 	})
 	if err := w.admin["b"].Delete(t.Context(), bad); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "b reports the missing Secret", func() bool { return strings.Contains(w.status("b", "c").Message, "does not exist") })
+	await.True(t, "b reports the missing Secret", func() bool { return strings.Contains(w.status("b", "c").Message, "does not exist") })
 	writes.take("without credentials", led)
 	w.create("b", good)
-	eventually(t, "b reaches c with the new token", func() bool { return w.status("b", "c").Reachable })
+	await.True(t, "b reaches c with the new token", func() bool { return w.status("b", "c").Reachable })
 	w.awaitLeader("b/two", "c")
 	writes.take("with the new token", led)
 	unchanged("credentials came back")
@@ -128,7 +129,7 @@ func TestDualStackService(t *testing.T) {
 	for _, id := range ids {
 		want = append(want, fmt.Sprintf("%s ADDED EndpointSlice web of b", id), fmt.Sprintf("%s MODIFIED Service web", id))
 		svc := &corev1.Service{}
-		eventually(t, "the Service has both families in "+string(id), func() bool {
+		await.True(t, "the Service has both families in "+string(id), func() bool {
 			err := w.admin[id].Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "web"}, svc)
 			return err == nil && slices.Equal(svc.Spec.IPFamilies, []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}) && len(svc.Spec.ClusterIPs) == 2
 		})
@@ -192,7 +193,7 @@ func TestFederatedCloudServer(t *testing.T) {
 		}
 		return len(all.Items) != 1 || len(all.Items[0].Endpoints) != 1 || *all.Items[0].Endpoints[0].Conditions.Ready
 	}
-	eventually(t, "a stopped server is not ready", func() bool { return !slices.ContainsFunc(ids, ready) })
+	await.True(t, "a stopped server is not ready", func() bool { return !slices.ContainsFunc(ids, ready) })
 	writes.take("for a server that is stopped", before, "a MODIFIED EndpointSlice shop of c", "b MODIFIED EndpointSlice shop of c", "c MODIFIED EndpointSlice shop of c")
 
 	cloud.Remove(server)

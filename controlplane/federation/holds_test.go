@@ -16,6 +16,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // Supervisor a leads all members, so it alone notices withdrawals. Supervisor b leads none and reports the same holds, by
@@ -60,7 +61,7 @@ func TestHoldsReachAllSupervisors(t *testing.T) {
 		return w.status(id, "c").Held == held && event && (held > 0) == meta.IsStatusConditionTrue(f.Status.Conditions, federationv1alpha1.ConditionHolding)
 	}
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
-		eventually(t, fmt.Sprintf("%s reports the holds", id), func() bool { return says(id, many, "MuchVanished") })
+		await.True(t, fmt.Sprintf("%s reports the holds", id), func() bool { return says(id, many, "MuchVanished") })
 	}
 	for i := range many {
 		w.leadsTo("b", fmt.Sprint("web-", i), "10.3.0.1")
@@ -74,6 +75,6 @@ func TestHoldsReachAllSupervisors(t *testing.T) {
 		w.awaitEverywhere(fmt.Sprint("web-", i))
 	}
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
-		eventually(t, fmt.Sprintf("%s reports no more holds", id), func() bool { return says(id, 0, "HoldEnded") })
+		await.True(t, fmt.Sprintf("%s reports no more holds", id), func() bool { return says(id, 0, "HoldEnded") })
 	}
 }

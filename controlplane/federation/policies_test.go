@@ -25,6 +25,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // federatedPolicy returns an object of a kind that asks to be replicated.
@@ -50,7 +51,7 @@ func clusterPolicy(name string) *unstructured.Unstructured {
 // in it.
 func (w *testbed) policyStates(id clusterset.ClusterID, o *unstructured.Unstructured, want policies.State, except map[clusterset.ClusterID]policies.State) {
 	w.t.Helper()
-	eventually(w.t, fmt.Sprintf("%s %s is %s, but for %v", o.GetKind(), o.GetName(), want, except), func() bool {
+	await.True(w.t, fmt.Sprintf("%s %s is %s, but for %v", o.GetKind(), o.GetName(), want, except), func() bool {
 		have := o.DeepCopy()
 		if err := w.admin[id].Get(w.t.Context(), client.ObjectKeyFromObject(o), have); err != nil {
 			w.t.Fatal(err)
@@ -106,7 +107,7 @@ func TestReplicatedPolicies(t *testing.T) {
 	}
 	for _, o := range []*unstructured.Unstructured{allow, edge} {
 		for _, id := range ids[:2] {
-			eventually(t, "the copy has the same content in "+string(id), func() bool {
+			await.True(t, "the copy has the same content in "+string(id), func() bool {
 				have := o.DeepCopy()
 				err := w.admin[id].Get(t.Context(), client.ObjectKeyFromObject(o), have)
 				return err == nil && reflect.DeepEqual(have.Object["spec"], o.Object["spec"])
@@ -178,7 +179,7 @@ func (w *testbed) refuseAll(id clusterset.ClusterID) (allow func()) {
 		}
 	}
 	w.t.Cleanup(allow)
-	eventually(w.t, "the webhook refuses", func() bool {
+	await.True(w.t, "the webhook refuses", func() bool {
 		return apierrors.IsForbidden(w.admin[id].Create(w.t.Context(), networkPolicy("probe"), client.DryRunAll))
 	})
 	return allow

@@ -15,6 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/internal/credential"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // superviseAhead runs supervisor a with the generated rights. The returned function sets how far its clock is ahead.
@@ -67,7 +68,7 @@ func TestRenewal(t *testing.T) {
 	}
 	ahead(4 * 24 * time.Hour)
 	for _, id := range ids {
-		eventually(t, "the token is renewed", func() bool { return w.token(id) != before[id] })
+		await.True(t, "the token is renewed", func() bool { return w.token(id) != before[id] })
 	}
 	ahead(0)
 	for _, id := range ids {
@@ -115,7 +116,7 @@ func TestTokenOfEarlierVersion(t *testing.T) {
 	if err := w.form(w.clusters(ids...)...); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the token is replaced", func() bool { return w.token("c") != former })
+	await.True(t, "the token is replaced", func() bool { return w.token("c") != former })
 	if left := time.Until(credential.Parse(w.token("c")).Expires); left < federationv1alpha1.TokenLifetime-time.Hour {
 		t.Errorf("the token expires in %s", left)
 	}
@@ -124,10 +125,10 @@ func TestTokenOfEarlierVersion(t *testing.T) {
 		t.Errorf("the former token was deleted while another process may use it: %v", err)
 	}
 	ahead(10 * time.Minute)
-	eventually(t, "the former token is deleted", func() bool {
+	await.True(t, "the former token is deleted", func() bool {
 		return apierrors.IsNotFound(w.admin["c"].Get(t.Context(), client.ObjectKeyFromObject(issued), issued)) && !w.accepts("c", former)
 	})
-	eventually(t, "the Secret no longer names the former token", func() bool {
+	await.True(t, "the Secret no longer names the former token", func() bool {
 		_, there := w.secret("a", "c").Data[federationv1alpha1.SecretReplaced]
 		return !there
 	})

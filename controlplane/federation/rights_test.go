@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // rights replaces the rights of a supervisor in a member.
@@ -58,7 +59,7 @@ func TestMissingRight(t *testing.T) {
 	w.awaitLeader("a/one")
 	w.offer("a", "web", "10.1.0.1")
 	w.leadsTo("c", "web", "10.1.0.1")
-	eventually(t, "a reports the missing right", func() bool {
+	await.True(t, "a reports the missing right", func() bool {
 		m := w.status("a", "c")
 		return m.Reachable && m.Leader != "" && strings.Contains(m.Message, "NetworkPolicy of networking.k8s.io/v1") && strings.Contains(m.Message, "federation create")
 	})
@@ -73,7 +74,7 @@ func TestMissingRight(t *testing.T) {
 	w.create("a", allow)
 	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Pending})
 	w.rights("a", "c", append(some, everything("networking.k8s.io", "*"))...)
-	eventually(t, "nothing is missing", func() bool { return w.status("a", "c").Message == "" })
+	await.True(t, "nothing is missing", func() bool { return w.status("a", "c").Message == "" })
 	w.policyStates("a", allow, policies.Applied, nil)
 }
 
@@ -130,10 +131,10 @@ func TestGeneratedRights(t *testing.T) {
 		}
 		w.run(*f)
 	}
-	eventually(t, "the supervisor names the missing right", func() bool {
+	await.True(t, "the supervisor names the missing right", func() bool {
 		return strings.Contains(supervisor.State().Problem, "run isthmusctl federation create again")
 	})
-	eventually(t, "the child maintains its claims", func() bool {
+	await.True(t, "the child maintains its claims", func() bool {
 		return w.admin["c"].Get(t.Context(), client.ObjectKey{Name: about.ClusterID}, &about.ClusterProperty{}) == nil
 	})
 	if problem := child.State().Problem; problem != "" {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -34,6 +33,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 const (
@@ -160,7 +160,7 @@ func (w *testbed) end() {
 			}
 		}
 		// The API server holds on for a moment to the policy that keeps claims of a Federation.
-		eventually(w.t, "claims can be deleted", func() bool { return w.admin[id].DeleteAllOf(ctx, &federationv1alpha1.ClusterClaim{}) == nil })
+		await.True(w.t, "claims can be deleted", func() bool { return w.admin[id].DeleteAllOf(ctx, &federationv1alpha1.ClusterClaim{}) == nil })
 	}
 }
 
@@ -301,7 +301,7 @@ func (w *testbed) federated(id clusterset.ClusterID, name string) (addresses, ve
 // awaitEverywhere waits until a federated Service leads to addresses in all members.
 func (w *testbed) awaitEverywhere(name string, addresses ...string) {
 	w.t.Helper()
-	eventually(w.t, fmt.Sprintf("%s leads to %v everywhere", name, addresses), func() bool {
+	await.True(w.t, fmt.Sprintf("%s leads to %v everywhere", name, addresses), func() bool {
 		for _, id := range ids {
 			if have, _ := w.federated(id, name); !slices.Equal(have, addresses) {
 				return false
@@ -324,16 +324,4 @@ func (w *testbed) status(supervisor, id clusterset.ClusterID) federationv1alpha1
 		}
 	}
 	return federationv1alpha1.MemberStatus{}
-}
-
-// eventually waits until done returns true.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(2 * time.Minute); !done(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited two minutes for: %s", what)
-		}
-	}
 }

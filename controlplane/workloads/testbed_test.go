@@ -29,6 +29,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 var server apitest.Server
@@ -64,7 +65,7 @@ func (c *cloud) set(t *testing.T, change func(*cloud)) {
 	change(c)
 	asked := c.asked
 	c.mu.Unlock()
-	eventually(t, "the cloud is asked", func() bool {
+	await.True(t, "the cloud is asked", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.asked >= asked+2
@@ -198,7 +199,7 @@ func (w *testbed) endpoints(name string) (all, versions []string) {
 // await waits until a Service exists and leads to endpoints, or to none.
 func (w *testbed) await(name string, endpoints ...string) {
 	w.t.Helper()
-	eventually(w.t, name+" leads to "+strings.Join(endpoints, ", "), func() bool {
+	await.True(w.t, name+" leads to "+strings.Join(endpoints, ", "), func() bool {
 		have, _ := w.endpoints(name)
 		return slices.Equal(have, endpoints) && w.service(name) != nil
 	})
@@ -207,7 +208,7 @@ func (w *testbed) await(name string, endpoints ...string) {
 // awaitGone waits until no object of a Service is left.
 func (w *testbed) awaitGone(name string) {
 	w.t.Helper()
-	eventually(w.t, name+" is gone", func() bool {
+	await.True(w.t, name+" is gone", func() bool {
 		_, versions := w.endpoints(name)
 		return len(versions) == 0 && w.service(name) == nil
 	})
@@ -255,16 +256,4 @@ func (w *testbed) problems(v *workloads.Controller) []string {
 	return slices.DeleteFunc(v.State().Problems, func(p string) bool {
 		return strings.HasPrefix(p, "externalworkload ") && !strings.HasPrefix(p, "externalworkload "+w.namespace+"/")
 	})
-}
-
-// eventually waits until done returns true.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(time.Minute); !done(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited a minute for: %s", what)
-		}
-	}
 }

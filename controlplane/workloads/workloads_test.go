@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // A Service is created with the first server that asks for it, and deleted with the last.
@@ -73,7 +74,7 @@ func TestUnchangedContentIsNotWritten(t *testing.T) {
 	_, stop := w.run()
 	w.await("web", "10.9.0.1:80", "10.9.0.2:80")
 	w.await("db", "10.9.1.1:5432")
-	eventually(t, "the status", func() bool { status, _ := w.offered("db"); return status == metav1.ConditionTrue })
+	await.True(t, "the status", func() bool { status, _ := w.offered("db"); return status == metav1.ConditionTrue })
 	versions := func() []string {
 		_, web := w.endpoints("web")
 		_, db := w.endpoints("db")
@@ -100,7 +101,7 @@ func TestUsersServiceIsNotChanged(t *testing.T) {
 	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1")}
 	w.create(workload("db", "10.9.1.1"))
 	v, _ := w.run()
-	eventually(t, "both are told", func() bool {
+	await.True(t, "both are told", func() bool {
 		status, message := w.offered("db")
 		return status == metav1.ConditionFalse && strings.Contains(message, "rename one of them") && len(w.told("db")) == 1 && len(w.told("web")) == 1
 	})
@@ -143,7 +144,7 @@ func TestAnnotationsOfAService(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{v1alpha1.AnnotationServiceAntrea: "mine"}
-	eventually(t, "they go", func() bool { return cmp.Equal(want, carried()) })
+	await.True(t, "they go", func() bool { return cmp.Equal(want, carried()) })
 }
 
 // A server whose metadata became invalid keeps the Service that it had.

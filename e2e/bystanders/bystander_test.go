@@ -17,6 +17,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // exporters are the members that export the bystanders; east is the older one. Every member imports them.
@@ -214,7 +215,7 @@ func (w *testbed) missing(wants []want) error {
 
 // arrive waits until all of wants have been true, and returns how long that took since began. It gives up after limit.
 func (w *testbed) arrive(began time.Time, wants []want, limit time.Duration) (time.Duration, error) {
-	err := await(w.t.Context(), limit, func() (first error) {
+	err := await.Poll(w.t.Context(), limit, func() (first error) {
 		wants = slices.DeleteFunc(wants, func(want want) bool {
 			err := want.check()
 			if err != nil && first == nil {

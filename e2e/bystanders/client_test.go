@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/tools/await"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -136,7 +137,7 @@ func (c *connector) reset() {
 
 // tried waits until every target was tried since reset, and returns the first failure.
 func (c *connector) tried(ctx context.Context) error {
-	return await(ctx, patience, func() error {
+	return await.Poll(ctx, patience, func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.fault != nil || c.rounds >= 2 { // the first round may have begun before

@@ -37,6 +37,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/view"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/await"
 	"github.com/isthmus-net/isthmus/tools/hostile"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -168,28 +169,9 @@ func (w *testbed) create(c client.Client, objs ...client.Object) {
 // eventually waits until check returns nil.
 func (w *testbed) eventually(what string, check func() error) {
 	w.t.Helper()
-	if err := await(w.t.Context(), patience, check); err != nil {
+	if err := await.Poll(w.t.Context(), patience, check); err != nil {
 		w.running()
 		w.t.Fatalf("%s: %v", what, err)
-	}
-}
-
-// await calls check until it returns nil or limit has passed, and returns its last result.
-func await(ctx context.Context, limit time.Duration, check func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-tick.C:
-		}
 	}
 }
 

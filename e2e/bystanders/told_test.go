@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // untold waits until the words of attacks are read in a refusal of an API server, a condition, an event, a problem of an agent or
@@ -23,7 +24,7 @@ func (w *testbed) untold(attacks []attack, outcomes []outcome) error {
 		limit = time.Second
 	}
 	var all strings.Builder
-	return await(w.t.Context(), limit, func() error {
+	return await.Poll(w.t.Context(), limit, func() error {
 		text, err := w.told(outcomes)
 		all.WriteString(text)
 		for _, a := range attacks {
@@ -100,7 +101,7 @@ func (w *testbed) readEvents(text *strings.Builder, c client.Client) error {
 func (w *testbed) silent(outcomes []outcome) error {
 	for _, o := range outcomes {
 		if o.refused == nil && o.GetKind() == v1beta1.ServiceExportKindName {
-			err := await(w.t.Context(), patience, func() error {
+			err := await.Poll(w.t.Context(), patience, func() error {
 				e := &v1beta1.ServiceExport{}
 				if err := w.cluster(o.Cluster).mirror.Get(w.t.Context(), client.ObjectKeyFromObject(o), e); err != nil {
 					return err

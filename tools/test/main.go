@@ -58,12 +58,12 @@ var labs = []string{module + "e2e", module + "tools/lab/cluster"}
 
 // besideLabs are packages that run beside labs: they take long, use little CPU time, because they wait for Leases to expire,
 // and start few API servers.
-var besideLabs = []string{module + "controlplane/federation"}
+var besideLabs = []string{module + "controlplane/federation", module + "controlplane/broker/membership"}
 
 // long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
 // long package alone.
 var long = []string{
-	module + "controlplane/broker", module + "tools/bench/dataplane", module + "e2e/bystanders", module + "controlplane/broker/membership",
+	module + "controlplane/broker", module + "tools/bench/dataplane", module + "e2e/bystanders",
 	module + "cmd/isthmusctl", module + "tools/kernels", module + "tools/bench/federation", module + "tools/neutron",
 	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
@@ -252,7 +252,7 @@ func runOnce(ctx context.Context, r *report.Report, env, args, packages []string
 // testBusily tests packages, more at a time than there are CPUs: many tests wait.
 func testBusily(ctx context.Context, r *report.Report, env, args, packages []string) error {
 	step("test %d packages", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+2)}, packages))
 }
 
 // lendServers starts a pool of API servers with the programs of env. The caller closes it.
@@ -278,7 +278,7 @@ func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []str
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	step("test %d packages, on labs or beside them", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=2", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=3", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a

@@ -34,6 +34,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 var server apitest.Server
@@ -174,7 +175,7 @@ func (b *broker) awaitPolicies() {
 		"aggregates":     func() error { return b.dryRun(a, b.aggregate("probe", "kube-system", "")) },
 		"clustersetips":  func() error { return b.dryRun(a, b.aggregate("probe", "demo", "a", "10.0.0.1")) },
 	}
-	b.await("the policies are in force", func() error {
+	await.NoError(b.t, "the policies are in force", func() error {
 		for policy, probe := range probes {
 			bound := "with binding 'isthmus." + b.namespace + "." + policy + "'"
 			if err := probe(); err == nil || !strings.Contains(err.Error(), bound) || strings.Contains(err.Error(), "failed to configure") {
@@ -188,26 +189,6 @@ func (b *broker) awaitPolicies() {
 
 func (b *broker) dryRun(c client.Client, obj client.Object) error {
 	return c.Create(b.t.Context(), obj, client.DryRunAll)
-}
-
-// await calls try until it succeeds, and fails the test when it has not for a minute.
-func (b *broker) await(what string, try func() error) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			b.t.Fatalf("waited for: %s: %v", what, err)
-		case <-tick.C:
-		}
-	}
 }
 
 func (b *broker) noError(err error) {

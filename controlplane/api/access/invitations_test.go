@@ -20,6 +20,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // invitedBlocks are the blocks that are reserved for cluster "new", which is invited and has not joined.
@@ -79,11 +80,11 @@ func TestHostileInvitation(t *testing.T) {
 	for _, obj := range b.newcomer() {
 		b.noError(create(obj)(t.Context(), clients["join"]))
 	}
-	b.await("the API server knows the newcomer", func() error {
+	await.NoError(b.t, "the API server knows the newcomer", func() error {
 		return boundToken(b, "late", "credential-late-1", 3600)(t.Context(), clients["join"])
 	})
 	b.noError(create(b.registration("late", []string{"243.10.0.0/16"}))(t.Context(), clients["join"]))
-	b.await("isthmus-join requests tokens of clusters that are no members alone", func() error {
+	await.NoError(b.t, "isthmus-join requests tokens of clusters that are no members alone", func() error {
 		return closed(boundToken(b, "late", "credential-late-1", 3600)(t.Context(), clients["join"]), "cluster late has joined before")
 	})
 }
@@ -201,7 +202,7 @@ func (b *broker) awaitJoinPolicies(clients map[string]client.Client) {
 	b.t.Helper()
 	ctx := b.t.Context()
 	wrong := b.registration("new", []string{"10.0.0.0/8"})
-	b.await("the policies of joins are in force", func() error {
+	await.NoError(b.t, "the policies of joins are in force", func() error {
 		return errors.Join(
 			refused(b.token("member-a", "", 600)(ctx, clients["member"]), "must be bound to Secret/credential-a"),
 			refused(clients["invitation"].Create(ctx, wrong.DeepCopy(), client.DryRunAll), "does not give cluster new the blocks"),
@@ -212,7 +213,7 @@ func (b *broker) awaitJoinPolicies(clients map[string]client.Client) {
 		)
 	})
 	for _, name := range []string{"ended", "yesterday", "revoked", "expired", "audience"} {
-		b.await("the token is refused: "+name, func() error {
+		await.NoError(b.t, "the token is refused: "+name, func() error {
 			return closed(clients[name].List(ctx, &isthmus.MemberList{}, client.InNamespace(b.namespace)), unauthorized)
 		})
 	}

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // Members do their regular work with every kind of request, and no request is refused.
@@ -219,7 +220,7 @@ func TestFormerAndForeignAccounts(t *testing.T) {
 	config.Spec.Members = slices.DeleteFunc(config.Spec.Members, func(m isthmus.MemberBlocks) bool { return m.ClusterID == "a" })
 	b.noError(b.admin.Update(t.Context(), config))
 	left := func() error { return refused(b.dryRun(a, b.lease("a")), "cluster a is not a member") }
-	b.await("a has left", left)
+	await.NoError(b.t, "a has left", left)
 
 	for id, attempts := range map[string]map[string]attempt{
 		"a": {
@@ -256,7 +257,7 @@ func TestFormerAndForeignAccounts(t *testing.T) {
 	// Without a configuration nobody writes, and what is there can still be removed.
 	remaining := b.member("b")
 	b.noError(b.admin.Delete(t.Context(), config))
-	b.await("the missing configuration is noticed", func() error {
+	await.NoError(b.t, "the missing configuration is noticed", func() error {
 		return refused(b.dryRun(remaining, b.lease("b")), "no params found")
 	})
 	for _, obj := range []client.Object{&isthmus.ExportRecord{}, &discoveryv1.EndpointSlice{}, &v1beta1.ServiceImport{}, &coordinationv1.Lease{}} {

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
+	"github.com/isthmus-net/isthmus/tools/await"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -163,7 +164,7 @@ func TestPoliciesTypeCheck(t *testing.T) {
 // typeCheck returns what Kubernetes warns of in the policy, once it has looked.
 func (b *broker) typeCheck(p *admissionv1.ValidatingAdmissionPolicy) []admissionv1.ExpressionWarning {
 	b.t.Helper()
-	b.await("the type check of "+p.Name, func() error {
+	await.NoError(b.t, "the type check of "+p.Name, func() error {
 		if err := b.admin.Get(b.t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // overQuota writes the status of the ClusterSetConfig as the quota controller does.
@@ -53,7 +54,7 @@ func TestQuotaPolicy(t *testing.T) {
 		b.overQuota(isthmus.OverQuota{Member: "a", Kind: tc.kind, Used: 12, Limit: 10, Since: metav1.Now()})
 		because := "QuotaExceeded: member a has 12 " + tc.kind + " of at most 10 on the broker; unexport services, or raise spec.quotas." +
 			tc.setting + " of the ClusterSetConfig on the broker; updates and deletions go on"
-		b.await(tc.kind+" in force", func() error { return refused(b.dryRun(a, objects[tc.refuses[0]]("a", "new")), because) })
+		await.NoError(b.t, tc.kind+" in force", func() error { return refused(b.dryRun(a, objects[tc.refuses[0]]("a", "new")), because) })
 		for name, object := range objects {
 			err := b.dryRun(a, object("a", "new"))
 			if slices.Contains(tc.refuses, name) {
@@ -73,7 +74,7 @@ func TestQuotaPolicy(t *testing.T) {
 		}
 	}
 	b.overQuota()
-	b.await("new objects", func() error {
+	await.NoError(b.t, "new objects", func() error {
 		for name, object := range objects {
 			if err := b.dryRun(a, object("a", "new")); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
@@ -88,7 +89,7 @@ func TestSeveralQuotas(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
 	b.overQuota(isthmus.OverQuota{Member: "a", Kind: "services", Used: 12, Limit: 10, Since: metav1.Now()}, isthmus.OverQuota{Member: "a", Kind: "ports", Used: 7, Limit: 5, Since: metav1.Now()})
-	b.await("the refusal", func() error {
+	await.NoError(b.t, "the refusal", func() error {
 		return refused(b.dryRun(b.member("a"), b.record("a", "new", "demo")), "member a has 12 services of at most 10 and 7 ports of at most 5 on the broker")
 	})
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -36,6 +35,7 @@ import (
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	gateway "github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 var server apitest.Server
@@ -168,14 +168,9 @@ func (w *testbed) awaitPolicies() {
 		controller: configMap("await"),
 		gatewayCtl: configMap("await"),
 	} {
-		tick := time.NewTicker(50 * time.Millisecond)
-		defer tick.Stop()
-		for deadline := time.Now().Add(time.Minute); !apierrors.IsForbidden(w.as(user).Create(w.t.Context(), o.DeepCopyObject().(client.Object), client.DryRunAll)); {
-			if time.Now().After(deadline) {
-				w.t.Fatalf("the policy around %s is not enforced", user)
-			}
-			<-tick.C
-		}
+		await.True(w.t, "the policy around "+user+" is enforced", func() bool {
+			return apierrors.IsForbidden(w.as(user).Create(w.t.Context(), o.DeepCopyObject().(client.Object), client.DryRunAll))
+		})
 	}
 }
 

@@ -36,6 +36,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 var server apitest.Server
@@ -164,13 +165,7 @@ func (w *testbed) meta(name string) metav1.ObjectMeta {
 
 func (w *testbed) eventually(what string, check func() error) {
 	w.Helper()
-	var err error
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(50 * time.Millisecond) {
-		if err = check(); err == nil {
-			return
-		}
-	}
-	w.Fatalf("waited for %s: %v", what, err)
+	await.NoError(w, what, check)
 }
 
 // laterThan waits until new objects are younger than obj: creation times count in seconds.

@@ -2,9 +2,9 @@ package admission_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -17,6 +17,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 var server apitest.Server
@@ -59,18 +60,17 @@ func TestReferredClaimCannotChange(t *testing.T) {
 	}
 	refused := func(what string, want bool, try func(context.Context) error) {
 		t.Helper()
-		tick := time.NewTicker(20 * time.Millisecond)
-		defer tick.Stop()
 		// The API server learns of policies and of their parameters a moment later.
-		for deadline := time.Now().Add(time.Minute); ; <-tick.C {
+		await.NoError(t, fmt.Sprintf("%s, refused: %v", what, want), func() error {
 			err := try(ctx)
-			if apierrors.IsInvalid(err) == want && (want || err == nil) {
-				return
+			if !want {
+				return err
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: %v, want it refused: %v", what, err, want)
+			if !apierrors.IsInvalid(err) {
+				return fmt.Errorf("no refusal: %w", err)
 			}
-		}
+			return nil
+		})
 	}
 	refused("another id, in a cluster without members", true, change("west"))
 	refused("no id, in a cluster without members", true, remove)

@@ -23,6 +23,7 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 const supervisor = "system:serviceaccount:isthmus-system:federation-a"
@@ -83,17 +84,16 @@ func (w *testbed) try(o client.Object) error {
 // await waits until try refuses o, because a policy holds.
 func (w *testbed) await(o client.Object, refused bool) {
 	w.t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
+	await.NoError(w.t, fmt.Sprintf("it is refused: %v", refused), func() error {
 		err := w.try(o)
-		if apierrors.IsForbidden(err) == refused && (refused || err == nil) {
-			return
+		if !refused {
+			return err
 		}
-		if time.Now().After(deadline) {
-			w.t.Fatalf("%v, want it refused: %v", err, refused)
+		if !apierrors.IsForbidden(err) {
+			return fmt.Errorf("no refusal: %w", err)
 		}
-	}
+		return nil
+	})
 }
 
 func ours(key string) map[string]string { return map[string]string{key: federationv1alpha1.ManagedBy} }
@@ -254,13 +254,9 @@ func TestTokens(t *testing.T) {
 		return w.leader.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}, client.DryRunAll)
 	}
 	w.await(service("default", func(s *corev1.Service) { s.Labels = nil }), true)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(time.Minute); !apierrors.IsForbidden(request(namespace, "federation-b", "Secret", time.Hour)); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatal("the policy is not in effect")
-		}
-	}
+	await.True(t, "the policy is in effect", func() bool {
+		return apierrors.IsForbidden(request(namespace, "federation-b", "Secret", time.Hour))
+	})
 	week := federationv1alpha1.TokenLifetime
 	for name, tc := range map[string]struct {
 		err     error

@@ -33,6 +33,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 var server apitest.Server
@@ -105,7 +106,7 @@ func run(t *testing.T, config *rest.Config, identity string) <-chan term {
 	return won
 }
 
-func await[T any](t *testing.T, what string, c <-chan T) T {
+func receive[T any](t *testing.T, what string, c <-chan T) T {
 	t.Helper()
 	select {
 	case v := <-c:
@@ -113,18 +114,6 @@ func await[T any](t *testing.T, what string, c <-chan T) T {
 	case <-time.After(time.Minute):
 		t.Fatalf("waited a minute for: %s", what)
 		panic("unreachable")
-	}
-}
-
-// eventually waits until done returns true.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(time.Minute); !done(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited a minute for: %s", what)
-		}
 	}
 }
 
@@ -155,13 +144,13 @@ func TestFormerLeaderIsFenced(t *testing.T) {
 		}
 	})
 	gate, cut := apitest.NewGate(t, as(server.Config(t), "a"))
-	first := await(t, "a leads", run(t, cut, "a/pod"))
+	first := receive(t, "a leads", run(t, cut, "a/pod"))
 	asA, asB := newClient(t, as(server.Config(t), "a")), newClient(t, as(server.Config(t), "b"))
 	object := func(name string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: ours}}
 	}
 	old := fenced.New(anybody{}, first.Term, asA, nil)
-	eventually(t, "the fence is up and lets the leader write", func() bool {
+	await.True(t, "the fence is up and lets the leader write", func() bool {
 		return apierrors.IsForbidden(fenced.New(anybody{}, first.Term, asB, nil).Create(ctx, object("b-too-early"))) && old.Create(ctx, object("mine")) == nil
 	})
 
@@ -172,8 +161,8 @@ func TestFormerLeaderIsFenced(t *testing.T) {
 
 	won := run(t, as(server.Config(t), "b"), "b/pod")
 	gate.Shut()
-	await(t, "a knows that it leads no more", first.ctx.Done())
-	second := await(t, "b leads", won)
+	receive(t, "a knows that it leads no more", first.ctx.Done())
+	second := receive(t, "b leads", won)
 	if first.Held() || !second.Held() || second.Epoch <= first.Epoch {
 		t.Fatalf("a holds it: %v, b: %v; epochs %d, then %d", first.Held(), second.Held(), first.Epoch, second.Epoch)
 	}
@@ -183,7 +172,7 @@ func TestFormerLeaderIsFenced(t *testing.T) {
 
 	mine := object("mine")
 	next := fenced.New(anybody{}, second.Term, asB, nil)
-	eventually(t, "b writes", func() bool {
+	await.True(t, "b writes", func() bool {
 		return next.Annotate(ctx, mine, map[string]string{"example.org/by": "b"}) == nil
 	})
 	if err := admin.Get(ctx, client.ObjectKeyFromObject(mine), mine); err != nil {
@@ -268,19 +257,19 @@ func TestFenceFollowsLeasesAgain(t *testing.T) {
 	create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, lease("a/pod", 3))
 	create(admission.LeaseParameters()...)
 	create(admission.Fence(namespace, memberID)...)
-	eventually(t, "the fence accepts a alone", func() bool { return apierrors.IsForbidden(writes(asB, "3")) && writes(asA, "3") == nil })
+	await.True(t, "the fence accepts a alone", func() bool { return apierrors.IsForbidden(writes(asB, "3")) && writes(asA, "3") == nil })
 
 	for _, obj := range append(admission.Fence(namespace, memberID), lease("", 0)) {
 		if err := admin.Delete(ctx, obj); err != nil {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "there is no fence", func() bool { return writes(asB, "3") == nil })
+	await.True(t, "there is no fence", func() bool { return writes(asB, "3") == nil })
 	<-time.After(3 * time.Second) // in which the API server looks for policies
 
 	create(lease("b/pod", 0))
 	create(admission.Fence(namespace, memberID)...)
-	eventually(t, "the fence accepts b alone", func() bool { return apierrors.IsForbidden(writes(asA, "3")) && writes(asB, "0") == nil })
+	await.True(t, "the fence accepts b alone", func() bool { return apierrors.IsForbidden(writes(asA, "3")) && writes(asB, "0") == nil })
 }
 
 // After the Lease of a leader is deleted, the next epoch of the process is still a later one.
@@ -300,11 +289,11 @@ func TestEpochIsNeverReused(t *testing.T) {
 	})
 	t.Cleanup(func() { cancel(); running.Wait() })
 	held := func() bool { holder, _ := candidate.Seen(); return holder == "a/pod" }
-	eventually(t, "a leads", held)
+	await.True(t, "a leads", held)
 	if err := admin.Delete(ctx, lease); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the Lease is there again, of a later epoch", func() bool {
+	await.True(t, "the Lease is there again, of a later epoch", func() bool {
 		again := &coordinationv1.Lease{}
 		return admin.Get(ctx, client.ObjectKeyFromObject(lease), again) == nil && *again.Spec.LeaseTransitions > 0
 	})
@@ -345,7 +334,7 @@ func TestSupervisorWritesOnlyFederationObjects(t *testing.T) {
 	refused := func(err error) bool {
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), admission.OwnName)
 	}
-	eventually(t, "the policy holds, and no other one", func() bool {
+	await.True(t, "the policy holds, and no other one", func() bool {
 		return refused(leader.Delete(ctx, theirs.DeepCopy(), client.DryRunAll)) && leader.Delete(ctx, mine.DeepCopy(), client.DryRunAll) == nil
 	})
 	annotate := func(s *corev1.Service, annotations string) error {
