@@ -377,8 +377,8 @@ func split(packages []string) (first, second []string) {
 		}
 	}
 	slices.SortStableFunc(first, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
-	// Two packages run at a time, so the other lab is down before the packages beside labs start their API servers.
-	order := slices.Concat(labs, besideLabs)
+	// The largest lab comes first. The other one comes when packages beside it have returned their API servers.
+	order := slices.Concat(labs[:1], besideLabs, labs[1:])
 	slices.SortFunc(second, func(a, b string) int { return cmp.Compare(rank(order, a), rank(order, b)) })
 	return first, second
 }
