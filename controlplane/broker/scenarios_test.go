@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/conformance"
@@ -510,17 +511,75 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 	w.brokerEmpty()
 	conformance.Holds(t, "N10")
 
-	// The export of a hostile member is ignored.
-	record := mcs.ExportRecord(hostile("kube-system"))
-	record.Namespace = w.brokerNS
-	w.create(w.broker, record)
-	w.a.service("hello")
-	w.a.export("hello")
-	w.b.wants("hello", helloOfA)
-	if si, _ := w.b.importedIn("kube-system", "hello"); si != nil {
-		t.Errorf("imported into kube-system: %v", si)
+	// The export of a hostile member is ignored there, and elsewhere it is imported.
+	w.guest("c", time.Unix(0, 0))
+	w.says(w.exportOf("c", "hello", func(e *clusterset.Export) { e.Service.Namespace, e.Type = "kube-system", clusterset.Headless }), "10.99.0.1")
+	w.says(w.exportOf("c", "probe", func(e *clusterset.Export) { e.Type = clusterset.Headless }), "10.99.0.1")
+	w.eventually(func() error {
+		if si, slices := w.b.imported("probe"); si == nil || len(slices) == 0 {
+			return fmt.Errorf("the probe is %v with slices %v", si, slices)
+		}
+		return nil
+	})
+	w.quiet()
+	if si, slices := w.b.importedIn("kube-system", "hello"); si != nil || len(slices) > 0 {
+		t.Errorf("imported into kube-system: %v, %v", si, slices)
 	}
 	conformance.Holds(t, "L70")
+}
+
+// An administrator restricts a namespace that has imports and exports. In that cluster the imports go, and its exports go
+// everywhere. Other clusters keep what they share.
+func TestNamespaceRestrictedLater(t *testing.T) {
+	w := newTestbed(t).run()
+	for _, m := range w.both() {
+		m.service("hello")
+		m.export("hello")
+	}
+	w.b.service("own")
+	w.b.export("own")
+	both := helloOfA
+	both.endpoints, both.clusters = append(slices.Clone(helloOfA.endpoints), "10.98.0.1:8080"), []string{"a", "b"}
+	w.a.wants("hello", both)
+	w.b.wants("hello", both)
+
+	w.b.stop()
+	w.b.settings.RestrictedNamespaces = []string{w.ns}
+	w.run(w.b)
+	w.b.wantsNone("hello")
+	w.b.condition("own", string(v1beta1.ServiceExportConditionValid), metav1.ConditionFalse, "RestrictedNamespace")
+	w.a.wantsNone("own")
+	w.a.wants("hello", helloOfA)
+
+	w.b.stop()
+	w.b.settings.RestrictedNamespaces = nil
+	w.run(w.b)
+	w.a.wants("hello", both)
+	w.b.wants("hello", both)
+}
+
+// A value without effect is named in the condition Ready until it is corrected.
+func TestIgnoredValues(t *testing.T) {
+	w := newTestbed(t).run()
+	svc := w.a.service("hello")
+	w.a.exportWith("hello", "yes")
+	w.b.wants("hello", helloOfA)
+	ready := string(v1beta1.ServiceExportConditionReady)
+	if said := w.a.condition("hello", ready, metav1.ConditionTrue, string(mcs.ReasonValueIgnored)); !strings.Contains(said, `"yes" is neither true nor false`) {
+		t.Errorf("the condition says %s", said)
+	}
+	w.a.choose("hello", "true")
+	w.a.condition("hello", ready, metav1.ConditionTrue, string(v1beta1.ServiceExportReasonExported))
+
+	hosts := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: "hosts", Labels: map[string]string{discoveryv1.LabelServiceName: svc.Name}},
+		AddressType: discoveryv1.AddressTypeFQDN, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"db.example.com"}}},
+	}
+	w.create(w.a, hosts)
+	if said := w.a.condition("hello", ready, metav1.ConditionTrue, string(mcs.ReasonValueIgnored)); !strings.Contains(said, "EndpointSlice hosts: addressType FQDN") {
+		t.Errorf("the condition says %s", said)
+	}
+	w.b.wants("hello", helloOfA)
 }
 
 // heldOnBroker returns the addresses on every aggregate of the broker, by name.

@@ -217,7 +217,8 @@ func (r *Reconciler) begin() {
 func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName) (ctrl.Result, error) {
 	none := ctrl.Result{}
 	if !r.Shared(name.Namespace) {
-		return none, nil
+		// The namespace may have been shared before.
+		return none, r.remove(ctx, name, r.local.of(name))
 	}
 	var ns corev1.Namespace
 	err := r.namespaces.Get(ctx, types.NamespacedName{Name: name.Namespace}, &ns)
