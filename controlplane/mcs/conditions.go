@@ -25,6 +25,9 @@ const (
 	// ReasonEndpointsRefused is a reason of the condition Ready with status True: the Service is exported without some of its
 	// endpoints.
 	ReasonEndpointsRefused v1beta1.ServiceExportConditionReason = "EndpointsRefused"
+	// ReasonValueIgnored is a reason of the condition Ready with status True: the Service is exported, and a value that somebody
+	// set has no effect.
+	ReasonValueIgnored v1beta1.ServiceExportConditionReason = "ValueIgnored"
 	// ReasonNamesTooLong is a reason of the condition Ready with status True: the Service is exported, but some of its DNS
 	// names would be too long.
 	ReasonNamesTooLong v1beta1.ServiceExportConditionReason = "NamesTooLong"
@@ -82,6 +85,7 @@ const few = 3
 
 // Shortcomings are the parts of a Service that other clusters do not get.
 type Shortcomings struct {
+	Ignored []Omission // the result of [Ignored]
 	Omitted []Omission // labels and annotations
 	Unnamed []string   // the result of [Unnamed]
 	Refused []error    // one for each endpoint that other clusters would ignore
@@ -112,6 +116,10 @@ func (o Overlap) String() string {
 // ExportedWithout is Exported for a Service with shortcomings. The reason is that of the worst one.
 func ExportedWithout(ips []netip.Addr, s Shortcomings) metav1.Condition {
 	c := Exported(ips)
+	if len(s.Ignored) > 0 {
+		c.Reason = string(ReasonValueIgnored)
+		c.Message = fmt.Sprintf("%s, ignoring %s", c.Message, examples(s.Ignored))
+	}
 	if len(s.Omitted) > 0 {
 		c.Reason = string(ReasonMetadataRefused)
 		c.Message = fmt.Sprintf("%s, without %d labels or annotations that no import can have: %s", c.Message, len(s.Omitted), examples(s.Omitted))

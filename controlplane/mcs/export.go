@@ -3,9 +3,12 @@ package mcs
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -77,6 +80,23 @@ func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clust
 		e.TrafficDistribution = *d
 	}
 	return e, omitted, nil
+}
+
+// Ignored returns the values of a ServiceExport, and the slices of its Service, that have no effect.
+func Ignored(svcExport *v1beta1.ServiceExport, endpoints []discoveryv1.EndpointSlice) []Omission {
+	var ignored omissions
+	if v, ok := svcExport.Annotations[v1alpha1.AnnotationUseClusterSetIP]; ok {
+		if _, err := strconv.ParseBool(v); err != nil {
+			ignored.add("metadata.annotations["+v1alpha1.AnnotationUseClusterSetIP+"]", "%q is neither true nor false", shorten(v))
+		}
+	}
+	for i := range endpoints {
+		if endpoints[i].AddressType == discoveryv1.AddressTypeFQDN {
+			ignored.add("EndpointSlice "+endpoints[i].Name, "addressType FQDN has host names; clusters share IPv4 and IPv6 addresses only")
+		}
+	}
+	slices.SortFunc(ignored, func(a, b Omission) int { return strings.Compare(a.Field, b.Field) })
+	return ignored
 }
 
 // WantsIP returns whether a ServiceExport requests a ClusterSetIP, by its annotation or else by the cluster's default. It is

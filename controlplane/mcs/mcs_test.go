@@ -519,3 +519,29 @@ func TestImportIsPendingWithoutVIP(t *testing.T) {
 		t.Errorf("headless: condition %+v", c)
 	}
 }
+
+// Values without effect are named in the condition Ready.
+func TestIgnored(t *testing.T) {
+	export := func(choice string) *v1beta1.ServiceExport {
+		return &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.AnnotationUseClusterSetIP: choice}}}
+	}
+	slice := func(name string, t discoveryv1.AddressType) discoveryv1.EndpointSlice {
+		return discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, AddressType: t}
+	}
+	for _, choice := range []string{"true", "false", "1"} {
+		if have := mcs.Ignored(export(choice), []discoveryv1.EndpointSlice{slice("v4", discoveryv1.AddressTypeIPv4)}); len(have) > 0 {
+			t.Errorf("%s: %v", choice, have)
+		}
+	}
+	if have := mcs.Ignored(&v1beta1.ServiceExport{}, nil); len(have) > 0 {
+		t.Errorf("without an annotation: %v", have)
+	}
+	have := mcs.Ignored(export("yes"), []discoveryv1.EndpointSlice{slice("z", discoveryv1.AddressTypeFQDN), slice("b", discoveryv1.AddressTypeFQDN)})
+	c := mcs.ExportedWithout(nil, mcs.Shortcomings{Ignored: have})
+	want := `exported to the clusterset, ignoring EndpointSlice b: addressType FQDN has host names; clusters share IPv4 and IPv6 addresses only, ` +
+		`EndpointSlice z: addressType FQDN has host names; clusters share IPv4 and IPv6 addresses only, ` +
+		`metadata.annotations[lighthouse.submariner.io/use-clusterset-ip]: "yes" is neither true nor false`
+	if c.Status != metav1.ConditionTrue || c.Reason != string(mcs.ReasonValueIgnored) || c.Message != want {
+		t.Errorf("%s %s: %s", c.Status, c.Reason, c.Message)
+	}
+}

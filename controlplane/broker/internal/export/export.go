@@ -325,7 +325,7 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		if err != nil {
 			return outcome{}, err
 		}
-		lacks := mcs.Shortcomings{Omitted: omitted}
+		lacks := mcs.Shortcomings{Ignored: mcs.Ignored(in.export, in.slices), Omitted: omitted}
 		endpoints, lacks.Refused, lacks.Overlap = r.endpoints(in, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
 		var hosts []*discoveryv1.EndpointSlice
