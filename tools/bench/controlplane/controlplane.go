@@ -44,7 +44,9 @@ var promised = sizes{
 	many: simulation.Config{Members: 9, Exports: 1000, Endpoints: 20}, manyRate: 50,
 	large: simulation.Config{Members: 10, Exports: 1000, Endpoints: 10, Distinct: true},
 	wide:  simulation.Config{Members: 10, Exports: 100, Endpoints: 100, Distinct: true},
-	turn:  20 * time.Second, rest: time.Minute, imports: 3,
+	// The hostile member has 100 Services with 10,000 endpoints before the flood.
+	quotas: v1alpha1.Quotas{Services: 1000, Slices: 1000, Endpoints: 20_000, MetadataBytes: 8 << 20, StorageBytes: 32 << 20},
+	turn:   20 * time.Second, rest: time.Minute, imports: 3,
 }
 
 // Run measures for the given number of rounds and returns the rows of the table. Six rounds take half an hour. It stops all
@@ -223,7 +225,7 @@ func wide(ctx context.Context, b *testbed, s sizes, _ int) ([]metric.Metric, err
 	return []metric.Metric{{Name: name, Value: mib(max(b.first.Load.Peak, r.Peak)), Unit: "MiB", Better: metric.Lower}}, nil
 }
 
-// worst measures how much the broker's etcd grows when a member sends its worst, without and with the quota controller.
+// worst measures how much a member that sends its worst costs the broker, without and with the quota controller, and an importer.
 func worst(ctx context.Context, b *testbed, s sizes, _ int) ([]metric.Metric, error) {
 	if err := b.SetQuotas(ctx, s.quotas); err != nil {
 		return nil, err
@@ -246,6 +248,8 @@ func worst(ctx context.Context, b *testbed, s sizes, _ int) ([]metric.Metric, er
 		{Name: name + "growth of the broker's etcd without the quota controller", Value: mib(free.Settled), Unit: "MiB", Better: metric.Lower},
 		{Name: name + "the same with it, at the end of the flood", Value: mib(bounded.End), Unit: "MiB", Better: metric.Lower},
 		{Name: name + "the same, after its deletions", Value: mib(bounded.Settled), Unit: "MiB", Bar: new(2*quota + 4), Better: metric.Lower, Limit: new(2 * quota)},
+		{Name: name + "growth of the importer's etcd", Value: mib(max(free.Imported, bounded.Imported)), Unit: "MiB", Bar: new(quota), Better: metric.Lower},
+		{Name: name + "growth of the importing controller's memory, at its peak", Value: mib(max(free.Memory, bounded.Memory)), Unit: "MiB", Bar: new(quota), Better: metric.Lower},
 		{Name: name + "objects without the quota controller", Value: float64(free.Objects), Unit: "objects", Better: metric.Lower},
 		{Name: name + "objects with it, after its deletions", Value: float64(bounded.Objects), Unit: "objects", Better: metric.Lower},
 		{Name: name + "refused creations with it", Value: float64(bounded.Refused), Unit: "requests", Better: metric.Higher},

@@ -24,7 +24,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrictest.Check(t, rows, 25)
+	metrictest.Check(t, rows, 27)
 	for _, r := range rows {
 		if r.Unit == "MiB" && r.Value == 0 {
 			t.Errorf("%s: 0 MiB", r.Name)

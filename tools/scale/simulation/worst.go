@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,6 +22,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/apiserver"
 	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/scrape"
 )
@@ -41,6 +45,8 @@ type Flood struct {
 	End, Settled int64
 	// Objects is how many of its objects are left.
 	Objects int64
+	// Imported is how much the importer's etcd grew, and Memory the resident memory of its controller, at its peak.
+	Imported, Memory int64
 }
 
 // SetQuotas sets the quotas of the ClusterSet.
@@ -82,47 +88,73 @@ func (w *ClusterSet) StartQuotaController(ctx context.Context) (stop func() erro
 	return p.Stop, nil
 }
 
-// Flood lets the first simulated member send its worst for a while: large records, tombstones, full slices and aggregates of
-// Services without an exporter. Afterwards everything that it wrote is deleted.
+// footprint is what a ClusterSet takes.
+type footprint struct{ broker, importer, memory int64 }
+
+// footprint returns the bytes that the etcds of the broker and the importer use, and the controller's resident memory: now, or
+// the peak since its last reset.
+func (w *ClusterSet) footprint(ctx context.Context, peak bool) (f footprint, err error) {
+	if f.broker, err = w.stored(ctx, w.broker); err != nil {
+		return f, err
+	}
+	if f.importer, err = w.stored(ctx, w.a.server); err != nil {
+		return f, err
+	}
+	usage, err := w.a.controller.Usage()
+	if f.memory = usage.RSS; peak {
+		f.memory = usage.Peak
+	}
+	return f, err
+}
+
+// Flood lets the first simulated member send its worst for a while: Services with large records, full slices and no address,
+// tombstones, and aggregates of Services without an exporter. Afterwards everything that it wrote is deleted.
 func (w *ClusterSet) Flood(ctx context.Context, d time.Duration, bounded bool) (Flood, error) {
 	id := simulatedID(0)
 	c, err := newClient(w.broker.As(accountOf(id)))
 	if err != nil {
 		return Flood{}, err
 	}
-	before, err := w.stored(ctx)
-	if err != nil {
+	before, err := w.footprint(ctx, false)
+	if err := errors.Join(err, w.a.controller.ResetPeak()); err != nil {
 		return Flood{}, err
 	}
 	w.say("member %s sends its worst for %s, bounded: %v", id, d, bounded)
-	f, err := flood(ctx, c, id, d)
+	hostile := hostileMember{id, w.podBlock(slices.Index(w.ids(), id))}
+	f, err := hostile.flood(ctx, c, d)
 	if err != nil {
 		return f, err
 	}
-	end, err := w.stored(ctx)
+	end, err := w.stored(ctx, w.broker)
 	if err != nil {
 		return f, err
 	}
-	f.End = end - before
+	f.End = end - before.broker
 	if f.Objects, err = w.settle(ctx, bounded); err != nil {
 		return f, err
 	}
-	settled, err := w.stored(ctx)
+	settled, err := w.footprint(ctx, true)
 	if err != nil {
 		return f, err
 	}
-	f.Settled = settled - before
+	f.Settled, f.Imported, f.Memory = settled.broker-before.broker, settled.importer-before.importer, settled.memory-before.memory
 	return f, w.clean(ctx)
 }
 
-func flood(ctx context.Context, c client.Client, id clusterset.ClusterID, d time.Duration) (Flood, error) {
+// hostileMember is a member that sends its worst.
+type hostileMember struct {
+	id   clusterset.ClusterID
+	pods netip.Prefix
+}
+
+func (h hostileMember) flood(ctx context.Context, c client.Client, d time.Duration) (Flood, error) {
 	var group errgroup.Group
 	var created, refused, next atomic.Int64
 	until := time.Now().Add(d)
 	for range flooders {
 		group.Go(func() error {
 			for ctx.Err() == nil && time.Now().Before(until) {
-				err := c.Create(ctx, worst(id, int(next.Add(1))))
+				err := c.Create(ctx, h.worst(int(next.Add(1))))
 				switch {
 				case err == nil:
 					created.Add(1)
@@ -142,35 +174,60 @@ func flood(ctx context.Context, c client.Client, id clusterset.ClusterID, d time
 // hostileNamespace is the namespace of all hostile objects.
 const hostileNamespace = "hostile"
 
-// worst returns the n-th object of a hostile member.
-func worst(id clusterset.ClusterID, n int) client.Object {
-	name := clusterset.ServiceName{Namespace: hostileNamespace, Name: fmt.Sprintf("worst-%d", n)}
-	switch n % 4 {
+// kinds is how many kinds of objects worst makes, one after the other.
+const kinds = 5
+
+// worst returns the n-th object of h.
+func (h hostileMember) worst(n int) client.Object {
+	name := clusterset.ServiceName{Namespace: hostileNamespace, Name: fmt.Sprintf("worst-%d", n/kinds)}
+	switch n % kinds {
 	case 0:
-		si := mcs.Aggregate(clusterset.Aggregate{Service: name, Type: clusterset.ClusterSetIP})
-		si.Namespace = v1alpha1.DefaultBrokerNamespace
-		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationCreatedBy, string(id))
-		return si
+		return h.aggregate(name, h.id)
 	case 1:
-		source := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: map[string]string{discoveryv1.LabelServiceName: name.Name}},
-			AddressType: discoveryv1.AddressTypeIPv4,
-		}
-		for host := range 250 {
-			source.Endpoints = append(source.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.99.0.%d", host+1)}, NodeName: new(strings.Repeat("n", 63))})
-		}
-		es := mcs.BrokerSlice(source, id)
-		es.Namespace = v1alpha1.DefaultBrokerNamespace
-		return es
+		return h.slice(name)
+	case 2:
+		return h.record(name)
+	case 3:
+		name.Name = "withdrawn-" + name.Name
+		r := h.record(name)
+		r.Spec.WithdrawnAt = new(metav1.Now())
+		return r
+	default:
+		name.Name = "orphan-" + name.Name
+		return h.aggregate(name)
 	}
+}
+
+// aggregate returns an aggregate of a headless Service, which needs no address.
+func (h hostileMember) aggregate(name clusterset.ServiceName, clusters ...clusterset.ClusterID) client.Object {
+	si := mcs.Aggregate(clusterset.Aggregate{Service: name, Type: clusterset.Headless, Clusters: clusters})
+	si.Namespace = v1alpha1.DefaultBrokerNamespace
+	metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationCreatedBy, string(h.id))
+	return si
+}
+
+// slice returns a slice with endpoints that the other members believe.
+func (h hostileMember) slice(name clusterset.ServiceName) client.Object {
+	source := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: map[string]string{discoveryv1.LabelServiceName: name.Name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(80))}},
+	}
+	for host := range 250 {
+		source.Endpoints = append(source.Endpoints, discoveryv1.Endpoint{Addresses: []string{nth(h.pods.Addr(), host+1).String()}, NodeName: new(strings.Repeat("n", 63))})
+	}
+	es := mcs.BrokerSlice(source, h.id)
+	es.Namespace = v1alpha1.DefaultBrokerNamespace
+	return es
+}
+
+// record returns a record as large as the broker accepts.
+func (h hostileMember) record(name clusterset.ServiceName) *v1alpha1.ExportRecord {
 	r := mcs.ExportRecord(clusterset.Export{
-		Cluster: id, Service: name, ExportedAt: joined, Type: clusterset.ClusterSetIP, Families: []clusterset.Family{clusterset.IPv4},
+		Cluster: h.id, Service: name, ExportedAt: joined, Type: clusterset.Headless, Families: []clusterset.Family{clusterset.IPv4},
 		Ports: []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: 80}}, Annotations: map[string]string{"example.org/note": strings.Repeat("x", 60_000)},
 	})
 	r.Namespace = v1alpha1.DefaultBrokerNamespace
-	if n%4 == 3 {
-		r.Spec.WithdrawnAt = new(metav1.Now())
-	}
 	return r
 }
 
@@ -235,28 +292,28 @@ func (w *ClusterSet) clean(ctx context.Context) error {
 	return nil
 }
 
-// stored returns the bytes that the broker's etcd uses, after it has dropped all old revisions. It waits until the number stays
+// stored returns the bytes that the etcd of a server uses, after it has dropped all old revisions. It waits until the number stays
 // almost the same: etcd gives the room of what was dropped back with its later commits, and Leases are renewed all the time.
-func (w *ClusterSet) stored(ctx context.Context) (int64, error) {
-	return w.atRest(ctx, time.Minute, time.Second, 64<<10, "the size of the broker's etcd does not come to rest", func() (int64, error) { return w.compacted(ctx) })
+func (w *ClusterSet) stored(ctx context.Context, s *apiserver.Server) (int64, error) {
+	return w.atRest(ctx, time.Minute, time.Second, 64<<10, "the size of an etcd does not come to rest", func() (int64, error) { return compacted(ctx, s) })
 }
 
-// compacted lets the broker's etcd drop all old revisions, and returns the bytes that it uses.
-func (w *ClusterSet) compacted(ctx context.Context) (int64, error) {
+// compacted lets the etcd of a server drop all old revisions, and returns the bytes that it uses.
+func compacted(ctx context.Context, s *apiserver.Server) (int64, error) {
 	var at struct {
 		Header struct {
 			Revision string `json:"revision"`
 		} `json:"header"`
 	}
-	if err := w.broker.Etcd(ctx, "range", map[string]any{"key": "AA==", "limit": 1}, &at); err != nil {
+	if err := s.Etcd(ctx, "range", map[string]any{"key": "AA==", "limit": 1}, &at); err != nil {
 		return 0, err
 	}
-	err := w.broker.Etcd(ctx, "compaction", map[string]any{"revision": at.Header.Revision, "physical": true}, nil)
+	err := s.Etcd(ctx, "compaction", map[string]any{"revision": at.Header.Revision, "physical": true}, nil)
 	if err != nil && !strings.Contains(err.Error(), "has been compacted") { // nothing was written since the last one
 		return 0, err
 	}
 	const inUse = "etcd_mvcc_db_total_size_in_use_in_bytes"
-	samples, err := scrape.Get(ctx, plain, w.broker.EtcdURL()+"/metrics", inUse)
+	samples, err := scrape.Get(ctx, plain, s.EtcdURL()+"/metrics", inUse)
 	if err != nil {
 		return 0, err
 	}
