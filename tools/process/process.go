@@ -35,6 +35,11 @@ type Process struct {
 
 // Start starts the executable at path. Its output is appended to the file log, which is created if it is missing.
 func Start(path, log string, args ...string) (*Process, error) {
+	return StartWith(path, log, nil, args...)
+}
+
+// StartWith is Start with an environment; nil means that of this process.
+func StartWith(path, log string, env []string, args ...string) (*Process, error) {
 	name := filepath.Base(path)
 	out, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -43,7 +48,7 @@ func Start(path, log string, args ...string) (*Process, error) {
 	defer out.Close()                  // the child has its own
 	cmd := exec.Command(path, args...) //nolint:noctx // the process outlives this call; Stop ends it
 	p := &Process{name: name, log: log, cmd: cmd, ended: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Env = out, out, env
 	// A process group of its own: an interrupt from the terminal reaches this process only, which stops its children in order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	// Pdeathsig is sent when the starting thread exits, so that thread waits for the child.

@@ -18,7 +18,7 @@ import (
 
 const (
 	// fuzzTime is how long each fuzz target runs beyond its seeds, which run with the other tests.
-	fuzzTime = 2 * time.Second
+	fuzzTime = time.Second
 	// soakFuzzTime is the same for a soak.
 	soakFuzzTime = time.Minute
 )
@@ -93,7 +93,7 @@ func (t fuzzTarget) fuzz(ctx context.Context, r *report.Report, env []string, ea
 	if endedLate(events) {
 		events, runErr = t.passed(each), nil
 	}
-	if err := r.Read(bytes.NewReader(events)); err != nil {
+	if _, err := r.Read(bytes.NewReader(events)); err != nil {
 		return err
 	}
 	if exit := (*exec.ExitError)(nil); runErr != nil && (!errors.As(runErr, &exit) || r.Failed == failed) {

@@ -1,5 +1,5 @@
-// Test runs every test of the repository. It first installs and builds the programs that tests need. Packages that bring up
-// labs (real clusters) run after most others. The report ends with the slowest packages and tests and a line of counts:
+// Test runs every test of the repository. It first installs and builds the programs that tests need. Tests that share a lab (real
+// clusters) run beside the others. The report ends with the slowest packages and tests and a line of counts:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test -unit                # tests that need neither privileges nor an API server
@@ -51,21 +51,15 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// labs are the packages whose tests bring up labs. They run after the others: a lab on a busy machine is slow, and the inotify
-// instances of a machine (fs.inotify.max_user_instances, often 128) suffice for two labs or for the API servers of all other
-// tests.
-var labs = []string{module + "e2e", module + "tools/lab/cluster"}
+// onLab is the package of the tests that share a lab. It takes longest and mostly waits for Kubernetes, so it runs beside all
+// others. The inotify instances of a machine (fs.inotify.max_user_instances, often 128) suffice for it and one more lab.
+const onLab = module + "e2e"
 
-// besideLabs are packages that run beside labs: they take long, use little CPU time, because they wait for Leases to expire,
-// and start few API servers.
-var besideLabs = []string{module + "controlplane/federation", module + "controlplane/broker/membership"}
-
-// long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
-// long package alone.
+// long are the packages that start first, the longest one first, so that a run does not end with one long package alone.
 var long = []string{
-	module + "controlplane/broker", module + "tools/bench/dataplane", module + "e2e/bystanders",
+	module + "controlplane/federation", module + "controlplane/broker", module + "controlplane/broker/membership", module + "tools/bench/dataplane", module + "e2e/bystanders",
 	module + "cmd/isthmusctl", module + "tools/kernels", module + "tools/bench/federation", module + "tools/neutron",
-	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
+	module + "bpf/datapath", module + "bpf", module + "tools/lab/cluster", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
@@ -74,9 +68,6 @@ const (
 	// packageLimit and soakLimit bound a package, so that a test which hangs ends with a stack trace.
 	packageLimit = 25 * time.Minute
 	soakLimit    = 60 * time.Minute
-
-	// serversBesideLabs is how many API servers the packages beside labs borrow.
-	serversBesideLabs = 3
 
 	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
 	parallelOnLab = 3
@@ -206,17 +197,17 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 // runSoak runs packages in rounds, with the race detector. Each package starts its own API servers.
 func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packages []string) error {
 	args = append(args, "-count=1", "-timeout="+soakLimit.String(), "-race")
-	first, second := split(packages)
+	alone, others := split(packages)
 	for round := range rounds {
 		env := env
 		step("round %d of %d", round+1, rounds)
 		if round == 0 { // one round with production values is enough
 			env = append(slices.Clone(env), fullLength)
 		}
-		if err := testBusily(ctx, r, env, args, first); err != nil {
+		if err := testBusily(ctx, r, env, args, others); err != nil {
 			return err
 		}
-		if err := testOnLabs(ctx, r, env, args, second); err != nil {
+		if err := testOnLab(ctx, r, env, args, alone); err != nil {
 			return err
 		}
 	}
@@ -224,7 +215,7 @@ func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packa
 }
 
 // runOnce runs packages once. Those that depend on nothing but their source come first, unless Go's cache has their results.
-// The others follow in two phases, the second one with the labs, and borrow their API servers from one pool.
+// The others follow, those on the lab beside the rest, which borrows its API servers from one pool.
 func runOnce(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	units, others, err := byNeed(ctx, packages)
 	if err != nil {
@@ -241,18 +232,17 @@ func runOnce(ctx context.Context, r *report.Report, env, args, packages []string
 	defer func() { err = errors.Join(err, servers.Close()) }()
 	env = append(slices.Clone(env), pool.Variable+"="+servers.Socket())
 	args = append(args, "-count=1")
-	first, second := split(others)
-	if err := testBusily(ctx, r, env, args, first); err != nil {
-		return err
-	}
-	servers.Shrink(serversBesideLabs)
-	return testOnLabs(ctx, r, env, args, second)
+	shared, rest := split(others)
+	both, ctx := errgroup.WithContext(ctx)
+	both.Go(func() error { return testOnLab(ctx, r, env, args, shared) })
+	both.Go(func() error { return testBusily(ctx, r, env, args, rest) })
+	return both.Wait()
 }
 
 // testBusily tests packages, more at a time than there are CPUs: many tests wait.
 func testBusily(ctx context.Context, r *report.Report, env, args, packages []string) error {
 	step("test %d packages", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+2)}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, packages))
 }
 
 // lendServers starts a pool of API servers with the programs of env. The caller closes it.
@@ -267,8 +257,8 @@ func lendServers(ctx context.Context, env []string) (*pool.Pool, error) {
 	return pool.Listen(ctx, assets)
 }
 
-// testOnLabs tests the packages of the second phase while no other run on this machine does the same.
-func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
+// testOnLab tests packages that share a lab, while no other run on this machine does the same.
+func testOnLab(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	if len(packages) == 0 {
 		return nil
 	}
@@ -277,8 +267,8 @@ func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []str
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	step("test %d packages, on labs or beside them", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=3", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
+	step("test %s on its lab", strings.Join(packages, " and "))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
@@ -365,22 +355,17 @@ func byNeed(ctx context.Context, packages []string) (units, others []string, err
 	return units, others, nil
 }
 
-// split divides packages into the two phases, each in the order to start them. Without labs there is one phase.
-func split(packages []string) (first, second []string) {
-	onLab := func(pkg string) bool { return slices.Contains(labs, pkg) }
-	haveLabs := slices.ContainsFunc(packages, onLab)
+// split divides packages into those on the lab and the others, in the order to start them.
+func split(packages []string) (shared, others []string) {
 	for _, pkg := range packages {
-		if onLab(pkg) || haveLabs && slices.Contains(besideLabs, pkg) {
-			second = append(second, pkg)
+		if pkg == onLab {
+			shared = append(shared, pkg)
 		} else {
-			first = append(first, pkg)
+			others = append(others, pkg)
 		}
 	}
-	slices.SortStableFunc(first, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
-	// The largest lab comes first. The other one comes when packages beside it have returned their API servers.
-	order := slices.Concat(labs[:1], besideLabs, labs[1:])
-	slices.SortFunc(second, func(a, b string) int { return cmp.Compare(rank(order, a), rank(order, b)) })
-	return first, second
+	slices.SortStableFunc(others, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
+	return shared, others
 }
 
 // rank is a package's place in order, or after its end.
@@ -412,13 +397,12 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if err := write.Close(); err != nil { // go holds the other end now
 		return err
 	}
-	failed := r.Failed
-	readErr := r.Read(read)
+	failed, readErr := r.Read(read)
 	err = cmd.Wait()
 	switch exit := (*exec.ExitError)(nil); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, &exit) && r.Failed > failed:
+	case errors.As(err, &exit) && failed > 0:
 		return readErr
 	case err != nil:
 		return fmt.Errorf("go test: %w", err)

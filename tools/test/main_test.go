@@ -8,22 +8,21 @@ import (
 	"testing"
 )
 
-// Labs, and the packages that run beside them, make up the second phase; long packages come first in each, and all packages
-// with a place of their own exist.
+// The package on the lab is apart, long packages come first among the others, and all packages with a place of their own exist.
 func TestSplit(t *testing.T) {
 	all, err := withTests(t.Context(), []string{module + "..."})
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, second := split(all)
-	if want := slices.Concat(labs[:1], besideLabs, labs[1:]); !slices.Equal(second, want) {
-		t.Errorf("the second phase is %v, want %v", second, want)
+	shared, others := split(all)
+	if !slices.Equal(shared, []string{onLab}) {
+		t.Errorf("on the lab are %v, want %s", shared, onLab)
 	}
-	if !slices.Equal(first[:len(long)], long) || !slices.Contains(first, module+"dns") || !slices.Contains(first, module+"tools/lab/topology") {
-		t.Errorf("the first phase is %v, want first %v", first, long)
+	if !slices.Equal(others[:len(long)], long) || !slices.Contains(others, module+"dns") || !slices.Contains(others, module+"tools/lab/topology") {
+		t.Errorf("the others are %v, want first %v", others, long)
 	}
-	if first, second := split(besideLabs); !slices.Equal(first, besideLabs) || len(second) > 0 {
-		t.Errorf("without labs the phases are %v and %v, want one", first, second)
+	if len(others)+1 != len(all) {
+		t.Errorf("%d of %d packages have a place", len(others)+1, len(all))
 	}
 }
 

@@ -184,14 +184,6 @@ func (p *Pool) takeIdle(cidrs []netip.Prefix) *server {
 	return s
 }
 
-// Shrink stops idle servers until at most n are left, and keeps no more from now on.
-func (p *Pool) Shrink(n int) {
-	p.mu.Lock()
-	p.maxIdle = n
-	p.mu.Unlock()
-	p.trim()
-}
-
 // Close ends all loans, stops all servers and removes their files.
 func (p *Pool) Close() error {
 	p.mu.Lock()

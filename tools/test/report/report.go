@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
@@ -48,7 +49,8 @@ type Report struct {
 	// Unreached names the tests that passed without reaching a line of docs/conformance.md that they name.
 	Unreached []string
 
-	took    []took // packages and tests, of all runs
+	mu      sync.Mutex // guards all fields while several runs are read
+	took    []took     // packages and tests, of all runs
 	out     io.Writer
 	said    map[key][]string // output of tests that have not passed
 	results map[key]string   // "pass", "fail" or "skip"
@@ -66,8 +68,9 @@ func New(out io.Writer) *Report {
 	}
 }
 
-// Read follows one run until its output ends. Lines that are no events are shown as they are.
-func (r *Report) Read(from io.Reader) error {
+// Read follows one run until its output ends, and returns how many failures that has. Lines that are no events are shown as they
+// are. Several runs may be read at a time.
+func (r *Report) Read(from io.Reader) (failed int, err error) {
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -76,16 +79,25 @@ func (r *Report) Read(from io.Reader) error {
 			if json.Unmarshal(line, &e) != nil {
 				fmt.Fprintf(r.out, "%s", line)
 			} else {
-				r.take(e)
+				failed += r.count(e)
 			}
 		}
 		if err == io.EOF {
-			return nil
+			return failed, nil
 		}
 		if err != nil {
-			return fmt.Errorf("read the output of go test: %w", err)
+			return failed, fmt.Errorf("read the output of go test: %w", err)
 		}
 	}
+}
+
+// count takes an event, and returns the number of failures that it reports.
+func (r *Report) count(e event) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.Failed
+	r.take(e)
+	return r.Failed - before
 }
 
 func (r *Report) take(e event) {
