@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -116,7 +117,9 @@ func TestAddressByAnnotationOrDefault(t *testing.T) {
 			}
 		}
 	}
-	conformance.Holds(t, "N17", "L29", "L35", "V2")
+	conformance.Holds(t, "L29", "L35", "V2", "V36")
+	w.keepsAddress("on-plain")
+	conformance.Holds(t, "N17")
 	for _, name := range []string{"off-asks", "off-plain"} {
 		w.a.unexport(name)
 		w.b.wantsNone(name)
@@ -366,4 +369,18 @@ func TestInheritedBlock(t *testing.T) {
 	}
 	conformance.Holds(t, "L33")
 	w.b.condition("third", "Ready", metav1.ConditionFalse, "Failed")
+}
+
+// keepsAddress changes a Service that b exports until nothing but its name and address is as before.
+func (w *testbed) keepsAddress(name string) {
+	w.t.Helper()
+	si, _ := w.a.imported(name)
+	vip := si.Spec.IPs
+	w.b.editService(name, func(s *corev1.Service) { s.Spec.Ports[0].Name, s.Spec.Ports[0].Port = "web", 81 })
+	w.noError(w.b.DeleteAllOf(w.t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(w.ns), client.MatchingLabels{discoveryv1.LabelServiceName: name}))
+	for _, m := range w.both() {
+		if si := m.wants(name, expect{typ: v1beta1.ClusterSetIP, ips: 1, clusters: []string{"b"}, ports: []string{"web/81"}}); !slices.Equal(si.Spec.IPs, vip) {
+			w.t.Errorf("the address of %s in %s was %v and is %v", name, m.id, vip, si.Spec.IPs)
+		}
+	}
 }

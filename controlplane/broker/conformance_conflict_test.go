@@ -262,7 +262,7 @@ func TestConflictInEveryProperty(t *testing.T) {
 			t.Errorf("%s: the conflict changed the addresses from %v to %v", key, vips[name], si.Spec.IPs)
 		}
 	})
-	conformance.Holds(t, "N20", "N23", "N24", "N25", "N26", "N27", "N31", "N32", "C8", "C9", "C13", "C16", "C27", "L18")
+	conformance.Holds(t, "N20", "N23", "N24", "N25", "N26", "N27", "N31", "N32", "C8", "C9", "C13", "C16", "L18")
 
 	each(func(p property, _, way, name string) {
 		switch way {

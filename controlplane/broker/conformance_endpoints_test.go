@@ -74,7 +74,7 @@ func TestImportHasAllSlicesOfAService(t *testing.T) {
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
 	byHand := func(s *corev1.Service) {
 		single := corev1.IPFamilyPolicySingleStack // without a selector, both families would be the default
-		s.Spec.ClusterIP, s.Spec.Selector, s.Spec.IPFamilyPolicy = corev1.ClusterIPNone, nil, &single
+		s.Spec.Selector, s.Spec.IPFamilyPolicy = nil, &single
 	}
 	for name, edit := range map[string]func(*corev1.Service){"ordinary": func(*corev1.Service) {}, "headless": headless, "by-hand": byHand} {
 		svc := w.a.service(name, edit)
@@ -89,7 +89,7 @@ func TestImportHasAllSlicesOfAService(t *testing.T) {
 		wants := func(hosts ...int) {
 			t.Helper()
 			want := helloOfA
-			if name != "ordinary" {
+			if name == "headless" {
 				want.typ, want.ips = v1beta1.Headless, 0
 			}
 			want.endpoints = nil
@@ -121,9 +121,8 @@ func TestImportHasAllSlicesOfAService(t *testing.T) {
 	conformance.Holds(t, "L39", "L40", "L41")
 }
 
-// A Service with 10,000 endpoints and one with 100 ports are imported completely; meanwhile small ones are imported
-// without delay.
-func TestLargeServicesDoNotDelaySmallOnes(t *testing.T) {
+// A Service with 10,000 endpoints and one with 100 ports are imported completely, while a small one changes.
+func TestLargeServicesBesideSmallOnes(t *testing.T) {
 	const (
 		perSlice = 1000
 		slicesOf = 10

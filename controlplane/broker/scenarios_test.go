@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -171,9 +173,13 @@ func TestExternalNameIsNotExported(t *testing.T) {
 
 func TestNodePortAndLoadBalancerAreExported(t *testing.T) {
 	w := newTestbed(t).run()
-	for _, typ := range []corev1.ServiceType{corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer} {
+	for _, typ := range []corev1.ServiceType{corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer} {
 		name := strings.ToLower(string(typ))
-		w.a.service(name, func(s *corev1.Service) { s.Spec.Type = typ })
+		svc := w.a.service(name, func(s *corev1.Service) { s.Spec.Type = typ })
+		if typ == corev1.ServiceTypeLoadBalancer {
+			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.7"}}
+			w.noError(w.a.Status().Update(t.Context(), svc))
+		}
 		w.a.export(name)
 		w.b.wants(name, helloOfA)
 	}
@@ -509,7 +515,6 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 	})
 	w.quiet()
 	w.brokerEmpty()
-	conformance.Holds(t, "N10")
 
 	// The export of a hostile member is ignored there, and elsewhere it is imported.
 	w.guest("c", time.Unix(0, 0))
@@ -526,6 +531,43 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 		t.Errorf("imported into kube-system: %v, %v", si, slices)
 	}
 	conformance.Holds(t, "L70")
+}
+
+// A namespace of OpenShift is exported only if an administrator allows it.
+func TestSystemNamespaceAllowedExplicitly(t *testing.T) {
+	w := newTestbed(t).run()
+	system := "openshift-" + w.ns
+	for _, m := range w.both() {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}}
+		w.create(m, ns)
+		t.Cleanup(func() { _ = m.Delete(contextAfter(t), ns) })
+	}
+	export := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "hello"}}
+	w.create(w.a, &corev1.Service{ObjectMeta: export.ObjectMeta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, export)
+	valid := func(want metav1.ConditionStatus) {
+		t.Helper()
+		w.eventually(func() error {
+			w.noError(w.a.Get(t.Context(), client.ObjectKeyFromObject(export), export))
+			if c := meta.FindStatusCondition(export.Status.Conditions, string(v1beta1.ServiceExportConditionValid)); c == nil || c.Status != want {
+				return fmt.Errorf("condition Valid is %v, want %s", c, want)
+			}
+			return nil
+		})
+	}
+	valid(metav1.ConditionFalse)
+	for _, m := range w.both() {
+		m.stop()
+		m.settings.RestrictedNamespaces = []string{"kube-*"}
+	}
+	w.run()
+	valid(metav1.ConditionTrue)
+	w.eventually(func() error {
+		if si, _ := w.b.importedIn(system, "hello"); si == nil {
+			return errors.New("b does not import the allowed namespace")
+		}
+		return nil
+	})
+	conformance.Holds(t, "N10")
 }
 
 // An administrator restricts a namespace that has imports and exports. In that cluster the imports go, and its exports go

@@ -28,7 +28,7 @@ func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
 		return c
 	}
 	first := get()
-	if first.Spec.ClusterSetID != "clusterset" || !first.Spec.ClusterSetIPEnabled || len(first.Spec.ClusterSetIPCIDRRange) != 2 {
+	if first.Spec.ClusterSetID != "clusterset" || !first.Spec.ClusterSetIPEnabled || len(first.Spec.ClusterSetIPCIDRRange) != 2 || first.Spec.ClusterSetIPCIDRRange[0] != "243.0.0.0/8" {
 		t.Errorf("defaults: %+v", first.Spec)
 	}
 	conformance.Holds(t, "V6")

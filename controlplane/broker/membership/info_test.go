@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
@@ -17,6 +18,8 @@ func TestBrokerInfoFile(t *testing.T) {
 	want := BrokerInfo{
 		Kind: brokerInfoKind, ClusterSetID: "prod", Server: "https://192.0.2.1:6443", CA: []byte("pem"),
 		Namespace: "isthmus-broker", Token: "secret", Expires: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		ClusterSetIPEnabled: new(false), ClusterSetIPCIDRRange: []string{"242.0.0.0/8"}, ClusterSetIPClusterSize: 8192,
+		Settings: v1alpha1.Settings{PortMerge: v1alpha1.PortMergeIntersection},
 	}
 	for range 2 { // the second time over the first
 		if err := want.Write(path); err != nil {

@@ -58,6 +58,8 @@ func slice(cluster clusterset.ClusterID, endpoints ...string) clusterset.Slice {
 
 // allKinds returns a snapshot with one Service of every kind.
 func allKinds() *clusterset.Snapshot {
+	asleep := vip("demo", "v4", "243.0.0.2")
+	asleep.Slices = []clusterset.Slice{slice("a", "!10.1.0.9")} // health does not matter with an address
 	portless := vip("demo", "portless", "243.0.0.9")
 	portless.Ports = nil
 	twoPorts := vip("demo", "two", "243.0.0.3")
@@ -77,7 +79,7 @@ func allKinds() *clusterset.Snapshot {
 		byCluster,
 		portless,
 		twoPorts,
-		vip("demo", "v4", "243.0.0.2"),
+		asleep,
 		vip("demo", "waiting"),
 		vip("lonely", "waiting"),
 	}}
