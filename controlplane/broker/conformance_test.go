@@ -55,6 +55,14 @@ func (c statusClient) Update(ctx context.Context, obj client.Object, _ ...client
 	return c.Status().Update(ctx, obj)
 }
 
+// read returns a Service.
+func (m *member) read(name string) *corev1.Service {
+	m.testbed.t.Helper()
+	svc := &corev1.Service{}
+	m.testbed.noError(m.Get(m.testbed.t.Context(), client.ObjectKey{Namespace: m.testbed.ns, Name: name}, svc))
+	return svc
+}
+
 func (m *member) editService(name string, change func(*corev1.Service)) {
 	m.testbed.t.Helper()
 	edit(m.testbed, m.Client, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name}}, change)

@@ -226,6 +226,54 @@ func TestDualStackHasTwoVIPs(t *testing.T) {
 	conformance.Holds(t, "N19", "L36")
 }
 
+// A Service that becomes dual-stack gets a second address, wherever its exporters stand in the order of precedence, and keeps both
+// when it is single-stack again.
+func TestSecondFamilyGetsAnAddress(t *testing.T) {
+	w := newTestbed(t).run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	w.b.service("hello")
+	w.b.export("hello")
+	single := w.b.wants("hello", onBoth).Spec.IPs
+	dual := onBoth
+	dual.ips, dual.endpoints = 2, append(slices.Clone(onBoth.endpoints), "fd00:97::1:8080", "fd00:98::1:8080")
+
+	// The younger export alone changes nothing but its conditions.
+	become := func(m *member, policy corev1.IPFamilyPolicy) {
+		t.Helper()
+		m.editService("hello", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &policy })
+	}
+	become(w.b, corev1.IPFamilyPolicyRequireDualStack)
+	w.b.slice(w.b.read("hello"), corev1.IPv6Protocol, 1)
+	ready := string(v1beta1.ServiceExportConditionReady)
+	if said := w.b.condition("hello", ready, metav1.ConditionTrue, string(mcs.ReasonFamilyNotServed)); !strings.Contains(said, "not by [IPv6]: cluster a allocates") {
+		t.Errorf("b is told %s", said)
+	}
+	w.a.wants("hello", onBoth)
+
+	become(w.a, corev1.IPFamilyPolicyRequireDualStack)
+	w.a.slice(w.a.read("hello"), corev1.IPv6Protocol, 1)
+	for _, m := range w.both() {
+		si := m.wants("hello", dual)
+		if si.Spec.IPs[0] != single[0] || !netip.MustParsePrefix(blocks["a"][1]).Contains(netip.MustParseAddr(si.Spec.IPs[1])) {
+			t.Errorf("in %s the addresses were %v and are %v", m.id, single, si.Spec.IPs)
+		}
+		if diff := cmp.Diff([]corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}, si.Spec.IPFamilies); diff != "" {
+			t.Errorf("families (-want +have):\n%s", diff)
+		}
+		m.condition("hello", ready, metav1.ConditionTrue, string(v1beta1.ServiceExportReasonExported))
+		m.condition("hello", "Conflict", metav1.ConditionFalse, "NoConflicts")
+	}
+
+	become(w.a, corev1.IPFamilyPolicySingleStack)
+	w.a.condition("hello", "Conflict", metav1.ConditionTrue, "IPFamilyConflict")
+	for _, m := range w.both() {
+		m.wants("hello", dual)
+	}
+	conformance.Holds(t, "N20")
+}
+
 func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")

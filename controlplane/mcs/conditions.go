@@ -28,6 +28,9 @@ const (
 	// ReasonValueIgnored is a reason of the condition Ready with status True: the Service is exported, and a value that somebody
 	// set has no effect.
 	ReasonValueIgnored v1beta1.ServiceExportConditionReason = "ValueIgnored"
+	// ReasonFamilyNotServed is a reason of the condition Ready with status True: the Service is exported, and its ClusterSetIP has
+	// no address of one of its families.
+	ReasonFamilyNotServed v1beta1.ServiceExportConditionReason = "FamilyNotServed"
 	// ReasonNamesTooLong is a reason of the condition Ready with status True: the Service is exported, but some of its DNS
 	// names would be too long.
 	ReasonNamesTooLong v1beta1.ServiceExportConditionReason = "NamesTooLong"
@@ -90,8 +93,11 @@ type Shortcomings struct {
 	Unnamed []string   // the result of [Unnamed]
 	Refused []error    // one for each endpoint that other clusters would ignore
 	Overlap []Overlap
-	Waiting int   // EndpointSlices that wait for a quota
-	Quota   error // the reason for Waiting
+	// Unserved are the families of the Service of which its ClusterSetIP has no address, AllocatedBy the cluster that could add one.
+	Unserved    []clusterset.Family
+	AllocatedBy clusterset.ClusterID
+	Waiting     int   // EndpointSlices that wait for a quota
+	Quota       error // the reason for Waiting
 }
 
 // Overlap is an address of a Service that some clusters ignore because their own Services have such addresses.
@@ -128,6 +134,11 @@ func ExportedWithout(ips []netip.Addr, s Shortcomings) metav1.Condition {
 		c.Reason = string(ReasonNamesTooLong)
 		c.Message = fmt.Sprintf("%s, without %d DNS names that are too long: %s; shorten the parts of these names",
 			c.Message, len(s.Unnamed), strings.Join(s.Unnamed[:min(few, len(s.Unnamed))], ", "))
+	}
+	if len(s.Unserved) > 0 {
+		c.Reason = string(ReasonFamilyNotServed)
+		c.Message = fmt.Sprintf("%s, not by %v: cluster %s allocates its ClusterSetIP and has no address of that family for it; that cluster's export needs the family, and its block one",
+			c.Message, s.Unserved, s.AllocatedBy)
 	}
 	if len(s.Overlap) > 0 {
 		var texts []string

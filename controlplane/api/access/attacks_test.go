@@ -449,7 +449,12 @@ func (b *broker) attacksOnAggregates() map[string]attack {
 		"another address, applied":                {do: apply(b.aggregate("shop", "demo", "a", "243.0.0.7")), because: stays},
 		"another address, by the other version":   {do: merge(b.alphaAggregate("shop", "243.2.0.1"), `{"spec":{"ips":["243.0.0.7"]}}`), because: stays},
 		"a foreign address, by the other version": {do: create(b.alphaAggregate("fresh", "243.2.0.7")), because: fromOwn},
-		"a second address":                        {do: merge(own(), `{"spec":{"ips":["243.0.0.1","fd00:243:0:1::1"],"ipFamilies":["IPv4","IPv6"]}}`), because: stays},
+		"a second address for another's":          {do: merge(shop(), `{"spec":{"ips":["243.2.0.1","fd00:243:0:1::1"],"ipFamilies":["IPv4","IPv6"]}}`), because: `denied request`}, // by either of two policies
+		"a second address before the first":       {do: merge(own(), `{"spec":{"ips":["fd00:243:0:1::1","243.0.0.1"],"ipFamilies":["IPv6","IPv4"]}}`), because: stays},
+		"a second address of another's block":     {do: merge(own(), `{"spec":{"ips":["243.0.0.1","fd00:243:0:3::1"],"ipFamilies":["IPv4","IPv6"]}}`), because: fromOwn},
+		"a second address of one family":          {do: merge(own(), `{"spec":{"ips":["243.0.0.1","243.0.0.2"],"ipFamilies":["IPv4","IPv4"]}}`), because: `it must list the families of spec.ips`},
+		"a second address without its family":     {do: merge(own(), `{"spec":{"ips":["243.0.0.1","fd00:243:0:1::1"]}}`), because: `it must list the families of spec.ips`},
+		"a second address and another first one":  {do: merge(own(), `{"spec":{"ips":["243.0.0.2","fd00:243:0:1::1"],"ipFamilies":["IPv4","IPv6"]}}`), because: stays},
 		"no address any more":                     {do: merge(shop(), `{"spec":{"ips":null}}`), because: stays},
 		"an empty spec": {
 			do:      jsonPatch(shop(), `[{"op":"replace","path":"/spec","value":{"type":"ClusterSetIP","ports":[]}}]`),

@@ -170,6 +170,7 @@ func TestSchema(t *testing.T) {
 		"vip v4":                                       {hello, A, "NOERROR\n" + hello + " 5 IN A 243.0.0.1"},
 		"vip v6":                                       {hello, AAAA, "NOERROR\n" + hello + " 5 IN AAAA fd00:243::1"},
 		"vip without that family":                      {"v4.demo.svc." + Origin, AAAA, noData},
+		"vip of endpoints that are not ready":          {"v4.demo.svc." + Origin, A, "NOERROR\nv4.demo.svc.clusterset.local. 5 IN A 243.0.0.2"},
 		"vip without ports":                            {"portless.demo.svc." + Origin, A, "NOERROR\nportless.demo.svc.clusterset.local. 5 IN A 243.0.0.9"},
 		"vip without ports, SRV":                       {"portless.demo.svc." + Origin, SRV, noData},
 		"import without an IP yet":                     {"waiting.demo.svc." + Origin, A, noData},

@@ -72,14 +72,14 @@ func (b *Broker) vetAggregate(a clusterset.Aggregate) clusterset.Aggregate {
 }
 
 // Claim creates the aggregate of want.Service if it is missing, lists this member in it, and sets want.IPs and want.UseIP
-// where it has none. It returns the resulting aggregate. Its IPs are another member's if that one was faster: only one
+// where it has none. It adds an address of want.IPs if this member has allocated the others. It returns the resulting aggregate. Its IPs are another member's if that one was faster: only one
 // member can create the object, or add addresses to one without. After an error some of this may be done.
 func (b *Broker) Claim(ctx context.Context, want clusterset.Aggregate) (clusterset.Aggregate, error) {
 	have, ok, err := b.Aggregate(want.Service)
 	if err != nil {
 		return clusterset.Aggregate{}, err
 	}
-	if ok && !lacksAddresses(have, want) && !lacksChoice(have, want) && slices.Contains(have.Clusters, b.cfg.Self) {
+	if ok && !lacksAddresses(have, want) && !b.extends(have, want) && !lacksChoice(have, want) && slices.Contains(have.Clusters, b.cfg.Self) {
 		return have, nil
 	}
 	have, si, err := b.read(ctx, want.Service)
@@ -109,6 +109,12 @@ func lacksAddresses(have, want clusterset.Aggregate) bool {
 	return len(have.IPs) == 0 && len(want.IPs) > 0
 }
 
+// extends reports whether want has the addresses of have, which this member has allocated, and more.
+func (b *Broker) extends(have, want clusterset.Aggregate) bool {
+	n := len(have.IPs)
+	return n > 0 && n < len(want.IPs) && slices.Equal(have.IPs, want.IPs[:n]) && have.AllocatedBy == b.cfg.Self
+}
+
 func lacksChoice(have, want clusterset.Aggregate) bool {
 	return have.UseIP == clusterset.Unknown && want.UseIP != clusterset.Unknown
 }
@@ -124,9 +130,9 @@ func (b *Broker) Restore(ctx context.Context, name clusterset.ServiceName, ips [
 	return err
 }
 
-// complete sets the addresses and the choice of want where the aggregate has none.
+// complete sets the addresses and the choice of want where the aggregate has none, or fewer addresses.
 func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1beta1.ServiceImport, want clusterset.Aggregate) (clusterset.Aggregate, error) {
-	addresses := lacksAddresses(have, want) && len(si.Spec.IPs) == 0
+	addresses := lacksAddresses(have, want) && len(si.Spec.IPs) == 0 || b.extends(have, want)
 	// Addresses replace a choice against them: it was no exporter's, or the exporters would not want addresses.
 	choice := lacksChoice(have, want) || addresses && have.UseIP == clusterset.Disabled
 	if !addresses && !choice {

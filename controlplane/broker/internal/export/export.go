@@ -5,6 +5,7 @@
 package export
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -328,6 +329,12 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		lacks := mcs.Shortcomings{Ignored: mcs.Ignored(in.export, in.slices), Omitted: omitted}
 		endpoints, lacks.Refused, lacks.Overlap = r.endpoints(in, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
+		if lacks.Unserved = unserved(e.Families, ips); len(lacks.Unserved) > 0 {
+			lacks.AllocatedBy = cmp.Or(agreed.AllocatedBy, r.Cluster)
+		}
+		if agreed.AllocatedBy == r.Cluster && r.vips.haveBlock(unserved(merged.Families, ips)) {
+			o.again = exhaustedRetry // its block is full
+		}
 		var hosts []*discoveryv1.EndpointSlice
 		if merged.Type == clusterset.Headless {
 			hosts = endpoints
@@ -357,6 +364,16 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 	}
 	o.conditions = append(o.conditions, mcs.Conflicts(conflicts))
 	return o, nil
+}
+
+// unserved returns the families of which ips has no address; none if there is no address at all.
+func unserved(families []clusterset.Family, ips []netip.Addr) []clusterset.Family {
+	if len(ips) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(families), func(f clusterset.Family) bool {
+		return slices.ContainsFunc(ips, func(a netip.Addr) bool { return clusterset.FamilyOf(a) == f })
+	})
 }
 
 // isUnexported reports whether no member exports a Service. An export of this member that waits for a quota is one.
@@ -439,8 +456,8 @@ func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset
 }
 
 // claim ensures that the aggregate of the merged Service exists, lists this member and has an address if the Service needs
-// one. It returns the address: the present one, the remembered one if the aggregate was deleted, or a new one of this
-// member's block. noIP is the reason why a needed address is missing.
+// one, of each family if this member allocates it. It returns the address: the present one, the remembered one if the aggregate
+// was deleted, or a new one of this member's block. noIP is the reason why a needed address is missing.
 func (r *Reconciler) claim(ctx context.Context, merged clusterset.Import, agreed clusterset.Aggregate) (ips []netip.Addr, noIP, err error) {
 	name := merged.Service
 	want := clusterset.Aggregate{Service: name, Type: merged.Type}
@@ -448,8 +465,12 @@ func (r *Reconciler) claim(ctx context.Context, merged clusterset.Import, agreed
 		want.UseIP = merged.UseIP
 	}
 	remembered := merged.IPs
-	if len(agreed.IPs) == 0 && merged.Type == clusterset.ClusterSetIP && merged.UseIP != clusterset.Disabled {
+	if merged.Type == clusterset.ClusterSetIP && merged.UseIP != clusterset.Disabled {
 		switch {
+		case len(agreed.IPs) > 0:
+			if agreed.AllocatedBy == r.Cluster {
+				want.IPs = r.vips.extend(name, agreed.IPs, merged.Families)
+			}
 		case len(remembered) == 0:
 			want.IPs, noIP = r.vips.allocate(name, merged.Families)
 		case r.vips.owns(remembered):

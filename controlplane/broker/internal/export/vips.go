@@ -74,6 +74,41 @@ func (v *vips) allocate(name clusterset.ServiceName, families []clusterset.Famil
 	return addrs, err
 }
 
+// extend returns addrs, which are of the pool, and one for each further family for which the pool has a free address; nil if there
+// is none to add. They are held until a later call of hold.
+func (v *vips) extend(name clusterset.ServiceName, addrs []netip.Addr, families []clusterset.Family) []netip.Addr {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var all []clusterset.Family
+	for _, a := range addrs {
+		if !v.pool.Contains(a) {
+			return nil // this cluster has another block by now
+		}
+		all = append(all, clusterset.FamilyOf(a))
+	}
+	for _, f := range families {
+		if !slices.Contains(all, f) && slices.Contains(v.pool.Families(), f) {
+			all = append(all, f)
+		}
+	}
+	if len(all) == len(addrs) || v.pool.Reserve(name, addrs...) != nil { // hold reports an address of another Service
+		return nil
+	}
+	more, err := v.pool.Allocate(name, all)
+	if errors.Is(err, clusterset.ErrPoolExhausted) {
+		exhausted.Inc()
+	}
+	heldIPs.Set(float64(v.pool.Len()))
+	return more
+}
+
+// haveBlock reports whether the pool has a block of one of families.
+func (v *vips) haveBlock(families []clusterset.Family) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.ContainsFunc(families, func(f clusterset.Family) bool { return slices.Contains(v.pool.Families(), f) })
+}
+
 // hold makes name hold exactly those of addrs, its addresses on the broker, that lie in the pool's blocks. It returns an
 // error if one of them belongs to another Service.
 func (v *vips) hold(name clusterset.ServiceName, addrs []netip.Addr) error {
