@@ -1,5 +1,5 @@
-// Test runs every test of the repository. It first installs and builds the programs that tests need. Tests that share a lab (real
-// clusters) run beside the others. The report ends with the slowest packages and tests and a line of counts:
+// Test runs every test of the repository. It first installs and builds the programs that tests need. Packages that bring up
+// labs (real clusters) run one by one beside the others. The report ends with the slowest packages and tests and a line of counts:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test -unit                # tests that need neither privileges nor an API server
@@ -51,15 +51,15 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// onLab is the package of the tests that share a lab. It takes longest and mostly waits for Kubernetes, so it runs beside all
-// others. The inotify instances of a machine (fs.inotify.max_user_instances, often 128) suffice for it and one more lab.
-const onLab = module + "e2e"
+// labs are the packages whose tests bring up labs. They run beside all others, because they mostly wait for Kubernetes, and one
+// after the other, because the inotify instances of a machine (fs.inotify.max_user_instances, often 128) suffice for one large lab.
+var labs = []string{module + "e2e", module + "tools/lab/cluster"}
 
 // long are the packages that start first, the longest one first, so that a run does not end with one long package alone.
 var long = []string{
 	module + "controlplane/federation", module + "controlplane/broker", module + "controlplane/broker/membership", module + "tools/bench/dataplane", module + "e2e/bystanders",
 	module + "cmd/isthmusctl", module + "tools/kernels", module + "tools/bench/federation", module + "tools/neutron",
-	module + "bpf/datapath", module + "bpf", module + "tools/lab/cluster", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
+	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
@@ -197,7 +197,7 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 // runSoak runs packages in rounds, with the race detector. Each package starts its own API servers.
 func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packages []string) error {
 	args = append(args, "-count=1", "-timeout="+soakLimit.String(), "-race")
-	alone, others := split(packages)
+	onLabs, others := split(packages)
 	for round := range rounds {
 		env := env
 		step("round %d of %d", round+1, rounds)
@@ -207,7 +207,7 @@ func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packa
 		if err := testBusily(ctx, r, env, args, others); err != nil {
 			return err
 		}
-		if err := testOnLab(ctx, r, env, args, alone); err != nil {
+		if err := testOnLabs(ctx, r, env, args, onLabs); err != nil {
 			return err
 		}
 	}
@@ -215,7 +215,7 @@ func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packa
 }
 
 // runOnce runs packages once. Those that depend on nothing but their source come first, unless Go's cache has their results.
-// The others follow, those on the lab beside the rest, which borrows its API servers from one pool.
+// The others follow, those on labs beside the rest, which borrows its API servers from one pool.
 func runOnce(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	units, others, err := byNeed(ctx, packages)
 	if err != nil {
@@ -232,9 +232,9 @@ func runOnce(ctx context.Context, r *report.Report, env, args, packages []string
 	defer func() { err = errors.Join(err, servers.Close()) }()
 	env = append(slices.Clone(env), pool.Variable+"="+servers.Socket())
 	args = append(args, "-count=1")
-	shared, rest := split(others)
+	onLabs, rest := split(others)
 	both, ctx := errgroup.WithContext(ctx)
-	both.Go(func() error { return testOnLab(ctx, r, env, args, shared) })
+	both.Go(func() error { return testOnLabs(ctx, r, env, args, onLabs) })
 	both.Go(func() error { return testBusily(ctx, r, env, args, rest) })
 	return both.Wait()
 }
@@ -257,8 +257,8 @@ func lendServers(ctx context.Context, env []string) (*pool.Pool, error) {
 	return pool.Listen(ctx, assets)
 }
 
-// testOnLab tests packages that share a lab, while no other run on this machine does the same.
-func testOnLab(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
+// testOnLabs tests packages that bring up labs, one after the other, while no other run on this machine does the same.
+func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	if len(packages) == 0 {
 		return nil
 	}
@@ -267,8 +267,8 @@ func testOnLab(ctx context.Context, r *report.Report, env, args, packages []stri
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	step("test %s on its lab", strings.Join(packages, " and "))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
+	step("test %d packages on labs", len(packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=1", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
@@ -355,17 +355,18 @@ func byNeed(ctx context.Context, packages []string) (units, others []string, err
 	return units, others, nil
 }
 
-// split divides packages into those on the lab and the others, in the order to start them.
-func split(packages []string) (shared, others []string) {
+// split divides packages into those on labs and the others, in the order to start them.
+func split(packages []string) (onLabs, others []string) {
 	for _, pkg := range packages {
-		if pkg == onLab {
-			shared = append(shared, pkg)
+		if slices.Contains(labs, pkg) {
+			onLabs = append(onLabs, pkg)
 		} else {
 			others = append(others, pkg)
 		}
 	}
+	slices.SortFunc(onLabs, func(a, b string) int { return cmp.Compare(rank(labs, a), rank(labs, b)) })
 	slices.SortStableFunc(others, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
-	return shared, others
+	return onLabs, others
 }
 
 // rank is a package's place in order, or after its end.
