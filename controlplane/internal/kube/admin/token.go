@@ -3,10 +3,12 @@ package admin
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,14 +24,36 @@ func TokenRequest(lifetime time.Duration, boundTo string) *authenticationv1.Toke
 	return r
 }
 
-// RequestToken returns a new token of a ServiceAccount, and its end in UTC. See TokenRequest.
+// RequestToken returns a new token of a ServiceAccount, and its end in UTC. See TokenRequest. It tries again while the API server
+// does not know the kinds of new policies.
 func RequestToken(ctx context.Context, c client.Client, account types.NamespacedName, lifetime time.Duration, boundTo string) (string, time.Time, error) {
 	request := TokenRequest(lifetime, boundTo)
 	of := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: account.Namespace, Name: account.Name}}
-	if err := c.SubResource("token").Create(ctx, of, request); err != nil {
+	var last error
+	err := AwaitFor(ctx, learning, "its admission policies are not in effect", func() (bool, error) {
+		last = c.SubResource("token").Create(ctx, of, request)
+		if isLearning(last) {
+			return false, nil
+		}
+		return true, last
+	})
+	if err != nil {
+		if isLearning(last) {
+			err = last
+		}
 		return "", time.Time{}, fmt.Errorf("request a token of ServiceAccount %s: %w", account, err)
 	}
 	return request.Status.Token, request.Status.ExpirationTimestamp.UTC(), nil
+}
+
+// learning is how long an API server may take until its admission knows a kind that was just defined: it asks for new kinds every
+// half minute.
+const learning = time.Minute
+
+// isLearning reports whether an API server refused a request because its admission does not know the kind of a policy's parameter
+// yet.
+func isLearning(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "not yet synced to use for admission")
 }
 
 // Accepted waits until the server accepts token. server names it in errors.
