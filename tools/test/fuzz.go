@@ -93,7 +93,7 @@ func (t fuzzTarget) fuzz(ctx context.Context, r *report.Report, env []string, ea
 	if endedLate(events) {
 		events, runErr = t.passed(each), nil
 	}
-	if _, err := r.Read(bytes.NewReader(events)); err != nil {
+	if err := r.Read(bytes.NewReader(events)); err != nil {
 		return err
 	}
 	if exit := (*exec.ExitError)(nil); runErr != nil && (!errors.As(runErr, &exit) || r.Failed == failed) {

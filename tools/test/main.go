@@ -1,5 +1,5 @@
 // Test runs every test of the repository. It first installs and builds the programs that tests need. Packages that bring up
-// labs (real clusters) run one by one beside the others. The report ends with the slowest packages and tests and a line of counts:
+// labs (real clusters) run after most others. The report ends with the slowest packages and tests and a line of counts:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test -unit                # tests that need neither privileges nor an API server
@@ -51,15 +51,22 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// labs are the packages whose tests bring up labs. They run beside all others, because they mostly wait for Kubernetes, and one
-// after the other, because the inotify instances of a machine (fs.inotify.max_user_instances, often 128) suffice for one large lab.
-var labs = []string{module + "e2e", module + "tools/lab/cluster"}
+// onLab is the package whose tests share a large lab. It runs after most others: some of its tests measure how long something takes,
+// and the inotify instances of a machine (fs.inotify.max_user_instances, often 128) suffice for it and no other lab.
+const onLab = module + "e2e"
 
-// long are the packages that start first, the longest one first, so that a run does not end with one long package alone.
+// smallLab is the package whose tests bring up a small one.
+const smallLab = module + "tools/lab/cluster"
+
+// besideLab are packages that run beside it: they take long and use little CPU time, because they wait for Leases to expire.
+var besideLab = []string{module + "controlplane/federation", module + "controlplane/broker/membership"}
+
+// long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
+// long package alone.
 var long = []string{
-	module + "controlplane/federation", module + "controlplane/broker", module + "controlplane/broker/membership", module + "tools/bench/dataplane", module + "e2e/bystanders",
+	module + "controlplane/broker", module + "tools/bench/dataplane", module + "e2e/bystanders",
 	module + "cmd/isthmusctl", module + "tools/kernels", module + "tools/bench/federation", module + "tools/neutron",
-	module + "bpf/datapath", module + "bpf", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
+	module + "bpf/datapath", module + "bpf", smallLab, module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
 	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
@@ -153,7 +160,7 @@ func runRace(ctx context.Context, r *report.Report, packages []string) error {
 }
 
 // run runs the tests of packages, or of all. Its error says why the run is no success.
-func run(ctx context.Context, r *report.Report, soak int, pattern string, packages []string) error {
+func run(ctx context.Context, r *report.Report, soak int, pattern string, packages []string) (err error) {
 	env, strict, err := prepare(ctx, soak)
 	if err != nil {
 		return err
@@ -178,6 +185,13 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 			return err
 		}
 	}
+	if slices.Contains(packages, onLab) || slices.Contains(packages, smallLab) {
+		release, lockErr := haveMachine(ctx, machineLock())
+		if lockErr != nil {
+			return lockErr
+		}
+		defer func() { err = errors.Join(err, release()) }()
+	}
 	// make check runs vet. Without debug information, which no test needs, programs are linked faster.
 	args := []string{"test", "-json", "-vet=off", "-ldflags=-s -w"}
 	if pattern != "" {
@@ -197,17 +211,17 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 // runSoak runs packages in rounds, with the race detector. Each package starts its own API servers.
 func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packages []string) error {
 	args = append(args, "-count=1", "-timeout="+soakLimit.String(), "-race")
-	onLabs, others := split(packages)
+	first, second := split(packages)
 	for round := range rounds {
 		env := env
 		step("round %d of %d", round+1, rounds)
 		if round == 0 { // one round with production values is enough
 			env = append(slices.Clone(env), fullLength)
 		}
-		if err := testBusily(ctx, r, env, args, others); err != nil {
+		if err := testBusily(ctx, r, env, args, first); err != nil {
 			return err
 		}
-		if err := testOnLabs(ctx, r, env, args, onLabs); err != nil {
+		if err := testOnLab(ctx, r, env, args, second); err != nil {
 			return err
 		}
 	}
@@ -215,7 +229,7 @@ func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packa
 }
 
 // runOnce runs packages once. Those that depend on nothing but their source come first, unless Go's cache has their results.
-// The others follow, those on labs beside the rest, which borrows its API servers from one pool.
+// The others follow in two phases, the second one with the large lab, and borrow their API servers from one pool.
 func runOnce(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	units, others, err := byNeed(ctx, packages)
 	if err != nil {
@@ -232,21 +246,18 @@ func runOnce(ctx context.Context, r *report.Report, env, args, packages []string
 	defer func() { err = errors.Join(err, servers.Close()) }()
 	env = append(slices.Clone(env), pool.Variable+"="+servers.Socket())
 	args = append(args, "-count=1")
-	onLabs, rest := split(others)
-	both, ctx := errgroup.WithContext(ctx)
-	both.Go(func() error { return testOnLabs(ctx, r, env, append(slices.Clone(args), ahead), onLabs) })
-	both.Go(func() error { return testBusily(ctx, r, env, args, rest) })
-	return both.Wait()
+	first, second := split(others)
+	if err := testBusily(ctx, r, env, args, first); err != nil {
+		return err
+	}
+	return testOnLab(ctx, r, env, args, second)
 }
 
 // testBusily tests packages, more at a time than there are CPUs: many tests wait.
 func testBusily(ctx context.Context, r *report.Report, env, args, packages []string) error {
 	step("test %d packages", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+2)}, packages))
 }
-
-// ahead gives test programs, and the labs that they start, a higher priority than others have: a run takes as long as they do.
-const ahead = "-exec=nice -n -10"
 
 // lendServers starts a pool of API servers with the programs of env. The caller closes it.
 func lendServers(ctx context.Context, env []string) (*pool.Pool, error) {
@@ -260,18 +271,13 @@ func lendServers(ctx context.Context, env []string) (*pool.Pool, error) {
 	return pool.Listen(ctx, assets)
 }
 
-// testOnLabs tests packages that bring up labs, one after the other, while no other run on this machine does the same.
-func testOnLabs(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
+// testOnLab tests the packages of the second phase.
+func testOnLab(ctx context.Context, r *report.Report, env, args, packages []string) error {
 	if len(packages) == 0 {
 		return nil
 	}
-	release, err := haveMachine(ctx, machineLock())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, release()) }()
-	step("test %d packages on labs", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=1", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
+	step("test %d packages, on a large lab or beside it", len(packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=3", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
@@ -358,18 +364,20 @@ func byNeed(ctx context.Context, packages []string) (units, others []string, err
 	return units, others, nil
 }
 
-// split divides packages into those on labs and the others, in the order to start them.
-func split(packages []string) (onLabs, others []string) {
+// split divides packages into the two phases, each in the order to start them. Without the large lab there is one phase.
+func split(packages []string) (first, second []string) {
+	last := append([]string{onLab}, besideLab...)
+	haveLab := slices.Contains(packages, onLab)
 	for _, pkg := range packages {
-		if slices.Contains(labs, pkg) {
-			onLabs = append(onLabs, pkg)
+		if haveLab && slices.Contains(last, pkg) {
+			second = append(second, pkg)
 		} else {
-			others = append(others, pkg)
+			first = append(first, pkg)
 		}
 	}
-	slices.SortFunc(onLabs, func(a, b string) int { return cmp.Compare(rank(labs, a), rank(labs, b)) })
-	slices.SortStableFunc(others, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
-	return onLabs, others
+	slices.SortStableFunc(first, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
+	slices.SortFunc(second, func(a, b string) int { return cmp.Compare(rank(last, a), rank(last, b)) })
+	return first, second
 }
 
 // rank is a package's place in order, or after its end.
@@ -401,12 +409,13 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if err := write.Close(); err != nil { // go holds the other end now
 		return err
 	}
-	failed, readErr := r.Read(read)
+	failed := r.Failed
+	readErr := r.Read(read)
 	err = cmd.Wait()
 	switch exit := (*exec.ExitError)(nil); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, &exit) && failed > 0:
+	case errors.As(err, &exit) && r.Failed > failed:
 		return readErr
 	case err != nil:
 		return fmt.Errorf("go test: %w", err)

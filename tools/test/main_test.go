@@ -8,21 +8,22 @@ import (
 	"testing"
 )
 
-// Packages on labs are apart, long packages come first among the others, and all packages with a place of their own exist.
+// The large lab, and the packages that run beside it, make up the second phase; long packages come first in each, and all packages
+// with a place of their own exist.
 func TestSplit(t *testing.T) {
 	all, err := withTests(t.Context(), []string{module + "..."})
 	if err != nil {
 		t.Fatal(err)
 	}
-	onLabs, others := split(all)
-	if !slices.Equal(onLabs, labs) {
-		t.Errorf("on labs are %v, want %v", onLabs, labs)
+	first, second := split(all)
+	if want := append([]string{onLab}, besideLab...); !slices.Equal(second, want) {
+		t.Errorf("the second phase is %v, want %v", second, want)
 	}
-	if !slices.Equal(others[:len(long)], long) || !slices.Contains(others, module+"dns") || !slices.Contains(others, module+"tools/lab/topology") {
-		t.Errorf("the others are %v, want first %v", others, long)
+	if !slices.Equal(first[:len(long)], long) || !slices.Contains(first, module+"dns") || !slices.Contains(first, module+"tools/lab/topology") {
+		t.Errorf("the first phase is %v, want first %v", first, long)
 	}
-	if len(others)+len(labs) != len(all) {
-		t.Errorf("%d of %d packages have a place", len(others)+len(labs), len(all))
+	if first, second := split(besideLab); !slices.Equal(first, besideLab) || len(second) > 0 {
+		t.Errorf("without the lab the phases are %v and %v, want one", first, second)
 	}
 }
 

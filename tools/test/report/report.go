@@ -9,7 +9,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
@@ -49,8 +48,7 @@ type Report struct {
 	// Unreached names the tests that passed without reaching a line of docs/conformance.md that they name.
 	Unreached []string
 
-	mu      sync.Mutex // guards all fields while several runs are read
-	took    []took     // packages and tests, of all runs
+	took    []took // packages and tests, of all runs
 	out     io.Writer
 	said    map[key][]string // output of tests that have not passed
 	results map[key]string   // "pass", "fail" or "skip"
@@ -68,9 +66,8 @@ func New(out io.Writer) *Report {
 	}
 }
 
-// Read follows one run until its output ends, and returns how many failures that has. Lines that are no events are shown as they
-// are. Several runs may be read at a time.
-func (r *Report) Read(from io.Reader) (failed int, err error) {
+// Read follows one run until its output ends. Lines that are no events are shown as they are.
+func (r *Report) Read(from io.Reader) error {
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -79,25 +76,16 @@ func (r *Report) Read(from io.Reader) (failed int, err error) {
 			if json.Unmarshal(line, &e) != nil {
 				fmt.Fprintf(r.out, "%s", line)
 			} else {
-				failed += r.count(e)
+				r.take(e)
 			}
 		}
 		if err == io.EOF {
-			return failed, nil
+			return nil
 		}
 		if err != nil {
-			return failed, fmt.Errorf("read the output of go test: %w", err)
+			return fmt.Errorf("read the output of go test: %w", err)
 		}
 	}
-}
-
-// count takes an event, and returns the number of failures that it reports.
-func (r *Report) count(e event) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	before := r.Failed
-	r.take(e)
-	return r.Failed - before
 }
 
 func (r *Report) take(e event) {

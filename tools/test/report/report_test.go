@@ -113,7 +113,7 @@ func TestReport(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
 			r := New(&out)
-			if _, err := r.Read(strings.NewReader(tc.events)); err != nil {
+			if err := r.Read(strings.NewReader(tc.events)); err != nil {
 				t.Fatal(err)
 			}
 			if have := r.Summary(); have != tc.summary {
@@ -134,7 +134,7 @@ func TestReport(t *testing.T) {
 func TestSlowest(t *testing.T) {
 	t.Parallel()
 	r := New(&bytes.Buffer{})
-	_, err := r.Read(strings.NewReader(`{"Action":"pass","Package":"p","Test":"TestA/x","Elapsed":4}
+	err := r.Read(strings.NewReader(`{"Action":"pass","Package":"p","Test":"TestA/x","Elapsed":4}
 {"Action":"pass","Package":"p","Test":"TestA","Elapsed":4}
 {"Action":"fail","Package":"p","Test":"TestB","Elapsed":7.6}
 {"Action":"fail","Package":"p","Elapsed":12}
@@ -163,7 +163,7 @@ func TestUnreached(t *testing.T) {
 		mark("p", "TestFailed", "N1"), mark("p", "TestPartlySkipped", "N1"), mark("p", "TestNotRun", "N1"),
 		mark("q", "TestA", "N2"),
 	})
-	_, err := r.Read(strings.NewReader(`{"Action":"attr","Package":"p","Test":"TestA","Key":"conformance","Value":"N1"}
+	err := r.Read(strings.NewReader(`{"Action":"attr","Package":"p","Test":"TestA","Key":"conformance","Value":"N1"}
 {"Action":"attr","Package":"p","Test":"TestA/x","Key":"conformance","Value":"N2"}
 {"Action":"attr","Package":"p","Test":"TestA","Key":"other","Value":"N3"}
 {"Action":"pass","Package":"p","Test":"TestA/x"}
