@@ -137,7 +137,8 @@ func (b *broker) config(id string) *rest.Config {
 	b.t.Helper()
 	token := &authenticationv1.TokenRequest{}
 	account := &corev1.ServiceAccount{ObjectMeta: b.meta(isthmus.MemberAccount(id))}
-	b.noError(b.admin.SubResource("token").Create(b.t.Context(), account, token))
+	// While policies are new, an API server refuses tokens for a moment.
+	await.NoError(b.t, "a token of "+id, func() error { return b.admin.SubResource("token").Create(b.t.Context(), account, token) })
 	c := rest.AnonymousClientConfig(server.Config(b.t))
 	c.BearerToken = token.Status.Token
 	return c

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -24,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,6 +34,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/quotacontroller"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/await"
@@ -94,10 +95,10 @@ func (w *testbed) account(name string, rules []rbacv1.PolicyRule) {
 // token returns the configuration of a ServiceAccount.
 func (w *testbed) token(account string) *rest.Config {
 	w.Helper()
-	token := &authenticationv1.TokenRequest{}
-	w.noError(w.admin.SubResource("token").Create(w.Context(), &corev1.ServiceAccount{ObjectMeta: w.meta(account)}, token))
+	token, _, err := admin.RequestToken(w.Context(), w.admin, types.NamespacedName{Namespace: w.namespace, Name: account}, time.Hour, "")
+	w.noError(err)
 	c := rest.AnonymousClientConfig(server.Config(w.T))
-	c.BearerToken = token.Status.Token
+	c.BearerToken = token
 	return c
 }
 
