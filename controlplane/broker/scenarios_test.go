@@ -239,7 +239,7 @@ func TestSecondFamilyGetsAnAddress(t *testing.T) {
 	dual := onBoth
 	dual.ips, dual.endpoints = 2, append(slices.Clone(onBoth.endpoints), "fd00:97::1:8080", "fd00:98::1:8080")
 
-	// The younger export alone changes nothing but its conditions.
+	// The younger export alone adds no address.
 	become := func(m *member, policy corev1.IPFamilyPolicy) {
 		t.Helper()
 		m.editService("hello", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &policy })
@@ -250,7 +250,9 @@ func TestSecondFamilyGetsAnAddress(t *testing.T) {
 	if said := w.b.condition("hello", ready, metav1.ConditionTrue, string(mcs.ReasonFamilyNotServed)); !strings.Contains(said, "not by [IPv6]: cluster a allocates") {
 		t.Errorf("b is told %s", said)
 	}
-	w.a.wants("hello", onBoth)
+	younger := onBoth
+	younger.endpoints = append(slices.Clone(onBoth.endpoints), "fd00:98::1:8080")
+	w.a.wants("hello", younger)
 
 	become(w.a, corev1.IPFamilyPolicyRequireDualStack)
 	w.a.slice(w.a.read("hello"), corev1.IPv6Protocol, 1)
