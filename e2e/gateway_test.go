@@ -244,8 +244,9 @@ func dieUnderTraffic(t *testing.T, g *gateways.Installation, address netip.Addr)
 			t.Fatal(err)
 		}
 	}
-	death := time.Now()
-	if err := errors.Join(g.Cut(0), g.Agents[0].Kill()); err != nil {
+	cut := g.Cut(0)
+	death := time.Now() // cutting takes a moment on a busy machine
+	if err := errors.Join(cut, g.Agents[0].Kill()); err != nil {
 		t.Fatal(err)
 	}
 	if err := open.GoOn(time.Now(), patience); err != nil {

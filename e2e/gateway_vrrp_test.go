@@ -115,8 +115,9 @@ func killMaster(t *testing.T, g *gateways.Installation, vip netip.Addr) {
 	}
 	defer open.Close()
 	short := flow(t, edgeClient(g), "--url", "http://"+vip.String(), "--rate", "100", "--concurrency", "50")
-	death := time.Now()
-	if err := errors.Join(g.Cut(0), g.Agents[0].Kill()); err != nil {
+	cut := g.Cut(0)
+	death := time.Now() // cutting takes a moment on a busy machine
+	if err := errors.Join(cut, g.Agents[0].Kill()); err != nil {
 		t.Fatal(err)
 	}
 	if err := open.GoOn(time.Now(), patience); err != nil {
