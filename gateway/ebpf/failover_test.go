@@ -287,7 +287,7 @@ func TestConnectionsThatAreNotExportedYet(t *testing.T) {
 	w.until(func() bool { return w.refusals(1)["no_flow"] > 0 }, "its packet reaches the other gateway before the export")
 	w.importFlows(1, sent.all())
 	if err := <-answer; err != nil {
-		t.Errorf("%v: %v", err, w.refusals(1))
+		t.Errorf("%v: refused %v and, by the first gateway, %v; exported %v", err, w.refusals(1), w.refusals(0), sent.all())
 	}
 }
 

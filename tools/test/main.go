@@ -58,8 +58,9 @@ const onLab = module + "e2e"
 // smallLab is the package whose tests bring up a small one.
 const smallLab = module + "tools/lab/cluster"
 
-// besideLab are packages that run beside it: they take long and use little CPU time, because they wait for Leases to expire.
-var besideLab = []string{module + "controlplane/federation", module + "controlplane/broker/membership"}
+// besideLab are packages that run beside it: they use little CPU time, because they wait for Leases to expire, or packets must not
+// wait for a CPU in them.
+var besideLab = []string{module + "controlplane/federation", module + "controlplane/broker/membership", module + "gateway/ebpf"}
 
 // long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
 // long package alone.
