@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -37,6 +36,9 @@ type Invitation struct {
 	Server string
 	CA     []byte
 }
+
+// annotationInvited is the time of the last invitation, on the ClusterSetConfig.
+const annotationInvited = "isthmus.dev/invited-at"
 
 // Invite prepares the broker for one cluster, and returns the file with which that cluster joins, or joins again. It reserves
 // the ClusterSetIP blocks and creates the cluster's account, so that the file itself need not: its token registers that cluster,
@@ -84,15 +86,14 @@ func (inv Invitation) reserve(ctx context.Context, broker client.Client) (*v1alp
 			return err
 		}
 		config = all.config
-		before := config.Spec.DeepCopy()
 		blocks, err := inv.blocks(ctx, broker, all)
 		if err != nil {
 			return err
 		}
 		config.Spec.Members = withAnyCredential(withBlocks(config.Spec.Members, id, blocks), id)
-		if equality.Semantic.DeepEqual(*before, config.Spec) {
-			return nil
-		}
+		// Each invitation writes something: an API server that has just got a newer definition of this kind may have missed fields of
+		// the last write, and its admission policies know them after another one only.
+		metav1.SetMetaDataAnnotation(&config.ObjectMeta, annotationInvited, time.Now().UTC().Format(time.RFC3339Nano))
 		return broker.Update(ctx, config, admin.FieldOwner)
 	})
 	if err != nil {
