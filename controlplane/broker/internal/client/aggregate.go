@@ -72,8 +72,9 @@ func (b *Broker) vetAggregate(a clusterset.Aggregate) clusterset.Aggregate {
 }
 
 // Claim creates the aggregate of want.Service if it is missing, lists this member in it, and sets want.IPs and want.UseIP
-// where it has none. It adds an address of want.IPs if this member has allocated the others. It returns the resulting aggregate. Its IPs are another member's if that one was faster: only one
-// member can create the object, or add addresses to one without. After an error some of this may be done.
+// where it has none. It adds an address of want.IPs if this member has allocated the others. It returns the resulting aggregate.
+// Its IPs are another member's if that one was faster: only one member can create the object, or add addresses to one without.
+// After an error some of this may be done.
 func (b *Broker) Claim(ctx context.Context, want clusterset.Aggregate) (clusterset.Aggregate, error) {
 	have, ok, err := b.Aggregate(want.Service)
 	if err != nil {

@@ -86,8 +86,8 @@ func (v *vips) extend(name clusterset.ServiceName, addrs []netip.Addr, families 
 		}
 		all = append(all, clusterset.FamilyOf(a))
 	}
-	for _, f := range families {
-		if !slices.Contains(all, f) && slices.Contains(v.pool.Families(), f) {
+	for _, f := range unserved(families, addrs) {
+		if slices.Contains(v.pool.Families(), f) {
 			all = append(all, f)
 		}
 	}
