@@ -320,6 +320,12 @@ func (s *Server) Requests(ctx context.Context) (map[string]float64, error) {
 	return requests, nil
 }
 
+// Pause keeps both processes from using CPU time until Resume: an API server without a client uses 2 to 3 % of a CPU.
+func (s *Server) Pause() error { return errors.Join(s.api.Pause(), s.etcd.Pause()) }
+
+// Resume lets paused processes go on, etcd first: kube-apiserver expects its answers.
+func (s *Server) Resume() error { return errors.Join(s.etcd.Resume(), s.api.Resume()) }
+
 // Stop kills both processes: nothing they have is worth a graceful end. It may be called twice.
 func (s *Server) Stop() {
 	for _, p := range []*process.Process{s.api, s.etcd} {

@@ -239,6 +239,19 @@ func parseStatus(status string) (m Memory, err error) {
 	return m, nil
 }
 
+// Pause stops the process until Resume: it keeps its memory and its connections, and gets no CPU time.
+func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
+
+// Resume lets a paused process go on.
+func (p *Process) Resume() error { return p.signal(syscall.SIGCONT) }
+
+func (p *Process) signal(s syscall.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil {
+		return fmt.Errorf("send %s to %s: %w", s, p.name, err)
+	}
+	return nil
+}
+
 // Kill ends the process at once and waits until it has exited.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill() // it may have exited

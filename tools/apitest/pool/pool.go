@@ -31,7 +31,7 @@ const (
 	service = "Server"
 
 	// restTime is how long a server is left alone after it was made as new: caches of admission policies and rights are up to a
-	// second behind etcd.
+	// second behind etcd. Then it is paused.
 	restTime = 2 * time.Second
 
 	// maxIdle bounds the servers that wait for a borrower. One needs up to 800 MiB.
@@ -45,11 +45,10 @@ type Pool struct {
 	listener    net.Listener
 	sessions    sync.WaitGroup
 
-	mu      sync.Mutex
-	idle    []*server
-	conns   map[net.Conn]bool
-	maxIdle int
-	closed  bool
+	mu     sync.Mutex
+	idle   []*server
+	conns  map[net.Conn]bool
+	closed bool
 }
 
 // Listen starts an empty pool, with its socket and the files of its servers in a temporary folder. assets is the folder of
@@ -59,7 +58,7 @@ func Listen(ctx context.Context, assets string) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{dir: dir, assets: assets, starting: make(chan struct{}, runtime.NumCPU()), conns: map[net.Conn]bool{}, maxIdle: maxIdle}
+	p := &Pool{dir: dir, assets: assets, starting: make(chan struct{}, runtime.NumCPU()), conns: map[net.Conn]bool{}}
 	var lc net.ListenConfig
 	if p.listener, err = lc.Listen(ctx, "unix", p.Socket()); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen for borrowers of API servers: %w", err), os.RemoveAll(dir))
@@ -123,25 +122,46 @@ func (p *Pool) takeBack(s *server) {
 		s.stop()
 		return
 	}
-	s.since = time.Now()
 	p.mu.Lock()
+	s.since = time.Now()
 	p.idle = append(p.idle, s)
 	p.mu.Unlock()
+	time.AfterFunc(restTime, func() { p.pause(s) })
 	p.trim()
+}
+
+// pause pauses a server that is idle and has had its rest, which it lacks if it was borrowed and returned meanwhile.
+func (p *Pool) pause(s *server) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !slices.Contains(p.idle, s) || time.Since(s.since) < restTime {
+		return
+	}
+	if err := s.Pause(); err != nil {
+		fmt.Fprintln(os.Stderr, "API server is not paused:", err)
+	}
 }
 
 // wanted reports whether the pool keeps one more server.
 func (p *Pool) wanted() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.idle) < p.maxIdle
+	return len(p.idle) < p.limit()
+}
+
+// limit returns how many servers may be idle. The caller holds p.mu.
+func (p *Pool) limit() int {
+	if p.closed {
+		return 0
+	}
+	return maxIdle
 }
 
 // trim stops the servers that are idle for longest, beyond the pool's limit.
 func (p *Pool) trim() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.idle) > p.maxIdle {
+	for len(p.idle) > p.limit() {
 		p.idle[0].stop()
 		p.idle = p.idle[1:]
 	}
@@ -155,7 +175,10 @@ func (p *Pool) take(ctx context.Context, cidrs []netip.Prefix) (*server, error) 
 			return p.start(ctx, cidrs)
 		}
 		<-time.After(time.Until(s.since.Add(restTime)))
-		err := s.asNew(ctx)
+		err := s.Resume()
+		if err == nil {
+			err = s.asNew(ctx)
+		}
 		if err == nil {
 			return s, nil
 		}
@@ -187,7 +210,7 @@ func (p *Pool) takeIdle(cidrs []netip.Prefix) *server {
 // Close ends all loans, stops all servers and removes their files.
 func (p *Pool) Close() error {
 	p.mu.Lock()
-	p.closed, p.maxIdle = true, 0
+	p.closed = true
 	for conn := range p.conns {
 		_ = conn.Close()
 	}

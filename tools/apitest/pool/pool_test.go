@@ -59,8 +59,28 @@ func returned(t *testing.T, p *Pool) {
 	t.Fatal("the server did not return to the pool")
 }
 
+// verifyPaused verifies that an idle server uses no CPU time, once it had its rest.
+func verifyPaused(t *testing.T, p *Pool) {
+	t.Helper()
+	used := func() time.Duration {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		api, etcd, err := p.idle[0].CPU()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return api + etcd
+	}
+	<-time.After(restTime + time.Second)
+	before := used()
+	<-time.After(2 * time.Second)
+	if after := used(); after != before {
+		t.Errorf("an idle server used %v of CPU time in two seconds", after-before)
+	}
+}
+
 // A borrower creates objects, forbids all Services and changes what the server began with. The next borrower of the same server
-// sees none of it. A server that lacks a kind, or has died, is not lent again.
+// sees none of it. Meanwhile the server is paused. A server that lacks a kind, or has died, is not lent again.
 func TestServerIsAsNew(t *testing.T) {
 	if os.Getenv(assetsVariable) == "" || netlab.UnitOnly() {
 		netlab.Skip(t, assetsVariable+" does not name a folder with kube-apiserver and etcd")
@@ -82,6 +102,7 @@ func TestServerIsAsNew(t *testing.T) {
 		t.Fatal(err)
 	}
 	returned(t, p)
+	verifyPaused(t, p)
 
 	loan, admin = borrow(t, p)
 	if loan.Config().Host != host {
@@ -92,6 +113,7 @@ func TestServerIsAsNew(t *testing.T) {
 		t.Fatal(err)
 	}
 	returned(t, p)
+	verifyPaused(t, p)
 
 	p.mu.Lock()
 	p.idle[0].Stop()
