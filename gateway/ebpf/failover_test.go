@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -101,22 +102,25 @@ func (c *conn) uploads(name string) error {
 	return nil
 }
 
-// exported collects the flows that a gateway exports until stop is called.
+// exported collects the flows that a gateway exports until stop is called, each once. Their order is that of the export: a flow
+// may take the place of an earlier one.
 type exported struct {
 	mu    sync.Mutex
-	flows map[flows.Flow]bool // guarded by mu
+	flows []flows.Flow // guarded by mu
 	stop  func()
 }
 
 func (w *testbed) export(g int) *exported {
-	sent := &exported{flows: map[flows.Flow]bool{}}
+	sent := &exported{}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
 		ended <- w.balancers[g].Export(ctx, func(f flows.Flow) error {
 			sent.mu.Lock()
 			defer sent.mu.Unlock()
-			sent.flows[f] = true
+			if !slices.Contains(sent.flows, f) {
+				sent.flows = append(sent.flows, f)
+			}
 			return nil
 		})
 	}()
@@ -135,13 +139,10 @@ func (w *testbed) export(g int) *exported {
 	return sent
 }
 
-func (o *exported) all() (all []flows.Flow) {
+func (o *exported) all() []flows.Flow {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for f := range o.flows {
-		all = append(all, f)
-	}
-	return all
+	return slices.Clone(o.flows)
 }
 
 // importFlows imports flows at a gateway, which has their backends.

@@ -173,8 +173,9 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, send func
 }
 
 // Import stores flows of another gateway, as standby until one of their packets comes here. Flows that are already
-// known stay unchanged. Import returns the flows whose VIP or backend this gateway does not have. It keeps all others
-// for at least five minutes, and stores the session affinity of their clients.
+// known stay unchanged. A flow takes the place of one that came before with the same port at the backend, so they come in the order
+// in which they were exported. Import returns the flows whose VIP or backend this gateway does not have. It keeps all others for at
+// least five minutes, and stores the session affinity of their clients.
 func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
