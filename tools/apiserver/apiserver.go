@@ -181,7 +181,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 	defer cancel()
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
-	for {
+	for s.Ready(ctx) != nil {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("kube-apiserver is not ready: %w", ctx.Err())
@@ -191,10 +191,8 @@ func (s *Server) awaitReady(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", errExited, s.api.Failure())
 		case <-tick.C:
 		}
-		if s.Ready(ctx) == nil {
-			return nil
-		}
 	}
+	return nil
 }
 
 // Ready asks the server whether it is ready.
@@ -323,8 +321,14 @@ func (s *Server) Requests(ctx context.Context) (map[string]float64, error) {
 // Pause keeps both processes from using CPU time until Resume: an API server without a client uses 2 to 3 % of a CPU.
 func (s *Server) Pause() error { return errors.Join(s.api.Pause(), s.etcd.Pause()) }
 
-// Resume lets paused processes go on, etcd first: kube-apiserver expects its answers.
-func (s *Server) Resume() error { return errors.Join(s.etcd.Resume(), s.api.Resume()) }
+// Resume lets paused processes go on, etcd first, and waits until the server is ready: what it had begun before the pause is
+// overdue at first.
+func (s *Server) Resume(ctx context.Context) error {
+	if err := errors.Join(s.etcd.Resume(), s.api.Resume()); err != nil {
+		return err
+	}
+	return s.awaitReady(ctx)
+}
 
 // Stop kills both processes: nothing they have is worth a graceful end. It may be called twice.
 func (s *Server) Stop() {

@@ -175,7 +175,7 @@ func (p *Pool) take(ctx context.Context, cidrs []netip.Prefix) (*server, error) 
 			return p.start(ctx, cidrs)
 		}
 		<-time.After(time.Until(s.since.Add(restTime)))
-		err := s.Resume()
+		err := s.Resume(ctx)
 		if err == nil {
 			err = s.asNew(ctx)
 		}
