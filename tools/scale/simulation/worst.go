@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -113,6 +114,11 @@ func (w *ClusterSet) Flood(ctx context.Context, d time.Duration, bounded bool) (
 	id := simulatedID(0)
 	c, err := newClient(w.broker.As(accountOf(id)))
 	if err != nil {
+		return Flood{}, err
+	}
+	// Importers take only Services of namespaces that they have.
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: hostileNamespace}}
+	if err := w.a.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
 		return Flood{}, err
 	}
 	before, err := w.footprint(ctx, false)
