@@ -82,6 +82,7 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	if err := definitions.Apply(ctx, c); err != nil {
 		return d, err
 	}
+	defined := time.Now()
 	if err := admin.Apply(ctx, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.Namespace, Labels: admin.Ours()}}); err != nil {
 		return d, err
 	}
@@ -106,6 +107,14 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	}
 	if err := b.equipMembers(ctx, c, &d); err != nil {
 		return d, err
+	}
+	if definitions.Extends(configDefinition) {
+		if err := admin.Wait(ctx, time.Until(defined.Add(watchersFollow))); err != nil {
+			return d, err
+		}
+		if err := b.writeAgain(ctx, c, &d); err != nil {
+			return d, err
+		}
 	}
 	if err := publishBlocks(ctx, c, b.Namespace); err != nil {
 		return d, err
@@ -180,6 +189,17 @@ func (b Broker) equipMembers(ctx context.Context, c client.Client, d *Deployed) 
 		}
 	}
 	return nil
+}
+
+// writeAgain writes the ClusterSetConfig as it is, so that those who missed fields of the last write get them.
+func (b Broker) writeAgain(ctx context.Context, c client.Client, d *Deployed) error {
+	return retry.RetryOnConflict(contention, func() (err error) {
+		if d.Config, err = readConfig(ctx, c, b.Namespace); err != nil {
+			return err
+		}
+		metav1.SetMetaDataAnnotation(&d.Config.ObjectMeta, annotationWritten, time.Now().UTC().Format(time.RFC3339Nano))
+		return c.Update(ctx, d.Config, admin.FieldOwner)
+	})
 }
 
 func (b Broker) validate() error {

@@ -37,8 +37,16 @@ type Invitation struct {
 	CA     []byte
 }
 
-// annotationInvited is the time of the last invitation, on the ClusterSetConfig.
-const annotationInvited = "isthmus.dev/invited-at"
+// configDefinition is the definition of the ClusterSetConfig, which is a parameter of the broker's admission policies.
+const configDefinition = "clustersetconfigs.isthmus.dev"
+
+// watchersFollow is how long an API server may serve watches, its own included, by the former definition of a kind: it waits for a
+// second and for the requests that are under way. Fields that only the new definition has are missing there, until the object is
+// written again.
+const watchersFollow = 5 * time.Second
+
+// annotationWritten on the ClusterSetConfig is the time of the last write that changed nothing else.
+const annotationWritten = "isthmus.dev/written-at"
 
 // Invite prepares the broker for one cluster, and returns the file with which that cluster joins, or joins again. It reserves
 // the ClusterSetIP blocks and creates the cluster's account, so that the file itself need not: its token registers that cluster,
@@ -91,9 +99,8 @@ func (inv Invitation) reserve(ctx context.Context, broker client.Client) (*v1alp
 			return err
 		}
 		config.Spec.Members = withAnyCredential(withBlocks(config.Spec.Members, id, blocks), id)
-		// Each invitation writes something: an API server that has just got a newer definition of this kind may have missed fields of
-		// the last write, and its admission policies know them after another one only.
-		metav1.SetMetaDataAnnotation(&config.ObjectMeta, annotationInvited, time.Now().UTC().Format(time.RFC3339Nano))
+		// Each invitation writes something, in case that the policies missed fields of the last write (watchersFollow).
+		metav1.SetMetaDataAnnotation(&config.ObjectMeta, annotationWritten, time.Now().UTC().Format(time.RFC3339Nano))
 		return broker.Update(ctx, config, admin.FieldOwner)
 	})
 	if err != nil {

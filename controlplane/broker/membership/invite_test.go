@@ -10,6 +10,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -225,7 +226,7 @@ func grantController(t *testing.T, member client.Client, namespace string) {
 }
 
 // A member of an earlier version has a token that does not expire. It is valid until its controller has replaced it, which needs
-// a broker of this version, and is deleted then.
+// a broker of this version with its definitions, and is deleted then.
 func TestTokenOfEarlierVersion(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "earlier", Ranges: cidrs("243.0.0.0/8")})
 	member := cluster(t, &memberServer)
@@ -255,6 +256,7 @@ func TestTokenOfEarlierVersion(t *testing.T) {
 		t.Errorf("the former token: %v", err)
 	}
 
+	removeCredentials(t, asAdmin)
 	if _, err := DeployBroker(t.Context(), asAdmin, Broker{Namespace: "earlier"}); err != nil {
 		t.Fatal(err)
 	}
@@ -273,6 +275,25 @@ func TestTokenOfEarlierVersion(t *testing.T) {
 	if err := asks(t.Context(), newClient(t, earlier), "earlier"); err != nil {
 		t.Errorf("the renewed token: %v", err)
 	}
+}
+
+// removeCredentials gives the broker an earlier definition of the ClusterSetConfig, without the credentials of members. The API
+// server's own watches follow it.
+func removeCredentials(t *testing.T, asAdmin client.Client) {
+	t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := asAdmin.Get(t.Context(), client.ObjectKey{Name: configDefinition}, crd); err != nil {
+		t.Fatal(err)
+	}
+	members := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties["members"].Items.Schema.Properties
+	if _, ok := members["credential"]; !ok {
+		t.Fatal("the definition has no credential of a member")
+	}
+	delete(members, "credential")
+	if err := asAdmin.Update(t.Context(), crd); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(watchersFollow)
 }
 
 // makeEarlier makes member a one that an earlier version has joined, and returns a folder with its credentials.

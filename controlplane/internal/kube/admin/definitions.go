@@ -24,7 +24,11 @@ var ErrNewerDefinitions = errors.New("the cluster has definitions of a later Ist
 // Definitions are the definitions that a cluster needs, and those of them to write.
 type Definitions struct {
 	all, write []*apiextensionsv1.CustomResourceDefinition
+	extended   []string // names of Isthmus's definitions that the cluster has without some fields
 }
+
+// Extends reports whether the plan adds fields to a definition of Isthmus that the cluster has, given its name.
+func (p Definitions) Extends(name string) bool { return slices.Contains(p.extended, name) }
 
 // PlanDefinitions compares the definitions of a cluster with those of this build. A definition of the MCS API or of
 // ClusterProperty stays if it is newer, or has all fields of this build's: other software uses it too. A newer definition
@@ -46,6 +50,9 @@ func PlanDefinitions(ctx context.Context, c client.Reader) (Definitions, error) 
 			if more := crds.Lacks(crd, have); len(more) > 0 {
 				return plan, fmt.Errorf("%w: CustomResourceDefinition %s has %s, which this isthmusctl does not know; use the isthmusctl of that version",
 					ErrNewerDefinitions, crd.Name, Some(more))
+			}
+			if len(crds.Lacks(have, crd)) > 0 {
+				plan.extended = append(plan.extended, crd.Name)
 			}
 		case newer(have, crd) || sameRelease(have, crd) && len(crds.Lacks(have, crd)) == 0:
 			continue
