@@ -5,16 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
@@ -82,67 +76,6 @@ func serviceCIDRs(ctx context.Context, c client.Client) ([]netip.Prefix, error) 
 		cidrs = append(cidrs, parsed(s.Spec.CIDRs)...)
 	}
 	return cidrs, nil
-}
-
-// configuredCIDRs reads the pod and service CIDRs, which cover future nodes, from the objects of common installers and
-// network plugins. It skips objects that are missing, forbidden or not parseable.
-func configuredCIDRs(ctx context.Context, c client.Client) (discovery, error) {
-	var d discovery
-	add := func(to *[]Found, from, text string) {
-		cidrs := parsed(strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' }))
-		if len(cidrs) > 0 {
-			*to = append(*to, Found{cidrs, from})
-		}
-	}
-	for _, config := range []struct {
-		name string
-		read func(from string, values map[string]string)
-	}{
-		{"kubeadm-config", func(from string, values map[string]string) {
-			var v struct {
-				Networking struct{ PodSubnet, ServiceSubnet string }
-			}
-			if yaml.Unmarshal([]byte(values["ClusterConfiguration"]), &v) == nil {
-				add(&d.pods, from, v.Networking.PodSubnet)
-				add(&d.services, from, v.Networking.ServiceSubnet)
-			}
-		}},
-		{"kube-proxy", func(from string, values map[string]string) {
-			var v struct{ ClusterCIDR string }
-			if yaml.Unmarshal([]byte(values["config.conf"]), &v) == nil {
-				add(&d.pods, from, v.ClusterCIDR)
-			}
-		}},
-		{"cilium-config", func(from string, values map[string]string) {
-			if values["ipam"] == "cluster-pool" {
-				add(&d.pods, from, values["cluster-pool-ipv4-cidr"]+" "+values["cluster-pool-ipv6-cidr"])
-			}
-		}},
-	} {
-		m := &corev1.ConfigMap{}
-		err := c.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: config.name}, m)
-		switch {
-		case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
-		case err != nil:
-			return d, fmt.Errorf("read ConfigMap %s/%s: %w", metav1.NamespaceSystem, config.name, err)
-		default:
-			config.read(fmt.Sprintf("ConfigMap %s/%s", m.Namespace, m.Name), m.Data)
-		}
-	}
-
-	pools := &unstructured.UnstructuredList{}
-	pools.SetGroupVersionKind(schema.GroupVersionKind{Group: "crd.projectcalico.org", Version: "v1", Kind: "IPPoolList"})
-	err := c.List(ctx, pools)
-	if err != nil && !admin.IsAbsent(err) && !apierrors.IsForbidden(err) {
-		return d, fmt.Errorf("list IPPools: %w", err)
-	}
-	for _, p := range pools.Items {
-		cidr, _, _ := unstructured.NestedString(p.Object, "spec", "cidr")
-		if disabled, _, _ := unstructured.NestedBool(p.Object, "spec", "disabled"); !disabled {
-			add(&d.pods, "IPPool "+p.GetName(), cidr)
-		}
-	}
-	return d, nil
 }
 
 // distinct keeps each address in one of found only: the first one with the widest prefix around it. It drops empty ones.

@@ -323,7 +323,7 @@ func (r Request) addresses(spec *v1alpha1.MemberSpec, own *claim, found discover
 		}
 	}
 	if onlyNodes {
-		j.Notes = append(j.Notes, "the pod CIDRs are those of the present nodes, so other members will ignore pods of nodes that are added later; give the CIDR of all pods with --pod-cidr")
+		j.Notes = append(j.Notes, "the pod CIDRs are those of the present nodes, because nothing tells those of the whole cluster (looked for: "+lookedFor+"); other members will ignore pods of nodes that are added later, so give the CIDR of all pods with --pod-cidr")
 	}
 	return given
 }
