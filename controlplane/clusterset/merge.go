@@ -121,7 +121,7 @@ func (p Policy) Merge(exports []Export) (Import, []Conflict) {
 		}
 	}
 	slices.Sort(imp.Clusters)
-	return imp, p.conflicts(byAge, imp.UseIP)
+	return imp, p.conflicts(byAge, imp)
 }
 
 // agreedChoice returns the choice whether the Service has a ClusterSetIP.
@@ -139,11 +139,11 @@ func agreedChoice(byAge []Export) Choice {
 	return Unknown
 }
 
-// conflicts compares all exports with the oldest one and with the agreed choice.
-func (p Policy) conflicts(byAge []Export, agreed Choice) []Conflict {
-	oldest := byAge[0]
+// conflicts compares all exports with the oldest one and with the agreed choice in their merged import.
+func (p Policy) conflicts(byAge []Export, merged Import) []Conflict {
+	oldest, agreed := byAge[0], merged.UseIP
 	used := fmt.Sprintf("the oldest export, of cluster %s, is used", oldest.Cluster)
-	ports, types := fmt.Sprintf("the union is exposed, and the ports of cluster %s win where they collide", oldest.Cluster), used
+	ports, types := fmt.Sprintf("the union is exposed, and the ports of cluster %s win where they collide", oldest.Cluster)+collisions(byAge, merged.Ports), used
 	if p.IntersectPorts {
 		ports = "only the ports that all of them have are exposed"
 	}
@@ -209,6 +209,40 @@ func (p Policy) mergePorts(byAge []Export) []Port {
 		}
 	}
 	return merged
+}
+
+// maxCollisions is how many ports a conflict describes.
+const maxCollisions = 3
+
+// collisions tells of the ports of an import that some exporters have with another number or name: these get none of the traffic,
+// and the others all of it. It is "" if there are none.
+func collisions(exports []Export, merged []Port) string {
+	var told []string
+	for _, p := range merged {
+		serving := 0
+		var without []string
+		for _, e := range exports {
+			switch {
+			case e.Exposes(p):
+				serving++
+			case slices.ContainsFunc(e.Ports, func(o Port) bool { return o.Name == p.Name || o.Protocol == p.Protocol && o.Port == p.Port }):
+				without = append(without, string(e.Cluster))
+			}
+		}
+		if len(without) == 0 {
+			continue
+		}
+		if len(told) == maxCollisions {
+			told = append(told, "and more")
+			break
+		}
+		slices.Sort(without)
+		told = append(told, fmt.Sprintf("%d of %d clusters get the traffic of port %d/%s (%s), and %s none", serving, len(exports), p.Port, p.Protocol, cmp.Or(p.Name, "without a name"), strings.Join(without, ", ")))
+	}
+	if len(told) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(told, "; ")
 }
 
 // Exposes reports whether the export has port p of the merged Service, with the same name, protocol and number (KEP-1645:

@@ -1,6 +1,7 @@
 package clusterset
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -31,6 +32,14 @@ func export(cluster ClusterID, edits ...func(*Export)) Export {
 	return e
 }
 
+// numbered returns n ports, such as old-1, 1/TCP.
+func numbered(prefix string, n uint16) (ports []Port) {
+	for i := range n {
+		ports = append(ports, Port{Name: fmt.Sprintf("%s-%d", prefix, i+1), Protocol: TCP, Port: i + 1})
+	}
+	return ports
+}
+
 func TestMergeConflicts(t *testing.T) {
 	affinity := func(timeout time.Duration) func(*Export) {
 		return func(e *Export) { e.SessionAffinity = SessionAffinity{ClientIP: true, Timeout: timeout} }
@@ -51,6 +60,24 @@ func TestMergeConflicts(t *testing.T) {
 		"an additional port": {
 			exports: []Export{export("a"), export("b", func(e *Export) { e.Ports = append(e.Ports, Port{Name: "x", Protocol: SCTP, Port: 142}) })},
 			want:    []string{"field ports differs in 1 of 2 clusters (b); the union is exposed, and the ports of cluster a win where they collide"},
+		},
+		"a port renamed in the oldest export": {
+			exports: []Export{export("a", func(e *Export) { e.Ports[0].Name = "web" }), export("b"), export("c")},
+			want: []string{"field ports differs in 2 of 3 clusters (b, c); the union is exposed, and the ports of cluster a win where they collide: " +
+				"1 of 3 clusters get the traffic of port 80/TCP (web), and b, c none"},
+		},
+		"a port renumbered in a younger export": {
+			exports: []Export{export("a"), export("b", func(e *Export) { e.Ports[0].Port = 8080 })},
+			want: []string{"field ports differs in 1 of 2 clusters (b); the union is exposed, and the ports of cluster a win where they collide: " +
+				"1 of 2 clusters get the traffic of port 80/TCP (http), and b none"},
+		},
+		"many ports without names in common": {
+			exports: []Export{
+				export("a", func(e *Export) { e.Ports = numbered("old", 5) }), export("b", func(e *Export) { e.Ports = numbered("new", 5) }),
+			},
+			want: []string{"field ports differs in 1 of 2 clusters (b); the union is exposed, and the ports of cluster a win where they collide: " +
+				"1 of 2 clusters get the traffic of port 1/TCP (old-1), and b none; 1 of 2 clusters get the traffic of port 2/TCP (old-2), and b none; " +
+				"1 of 2 clusters get the traffic of port 3/TCP (old-3), and b none; and more"},
 		},
 		"type": {
 			exports: []Export{export("a"), export("b", func(e *Export) { e.Type = Headless })},
