@@ -114,7 +114,7 @@ func (b *Builder) diff(have, want []clusterset.Service, changes map[string]entry
 		case next == nil:
 			namespaces[old.Service.Namespace] = true
 			b.remove(old, changes)
-		case !sameRecords(old, next):
+		case !b.sameRecords(old, next):
 			removed := b.remove(old, changes)
 			b.add(next, changes)
 			for _, e := range removed {
@@ -199,8 +199,9 @@ func hasNamespace(services []clusterset.Service, namespace string) bool {
 }
 
 // sameRecords reports whether two states of a Service certainly have the same records. It may miss that they do.
-func sameRecords(a, b *clusterset.Service) bool {
-	return a.Type == b.Type && a.UseIP == b.UseIP && equal(a.IPs, b.IPs) && equal(a.Ports, b.Ports) && equal(a.Clusters, b.Clusters) && (!isServedBySlices(a) && !isServedBySlices(b) || sameSlices(a.Slices, b.Slices))
+func (b *Builder) sameRecords(old, next *clusterset.Service) bool {
+	return old.Type == next.Type && old.UseIP == next.UseIP && equal(old.IPs, next.IPs) && equal(old.Ports, next.Ports) && equal(old.Clusters, next.Clusters) &&
+		(!b.config.usesSlices(old) && !b.config.usesSlices(next) || sameSlices(old.Slices, next.Slices))
 }
 
 // equal is slices.Equal without reading memory that a and b share. Successive snapshots share what has not changed, and
@@ -220,7 +221,7 @@ func sameSlices(a, b []clusterset.Slice) bool {
 	})
 }
 
-// isServedBySlices reports whether the records of a Service come from its endpoints rather than from its ClusterSetIPs.
-func isServedBySlices(s *clusterset.Service) bool {
-	return s.Type == clusterset.Headless || s.UseIP == clusterset.Disabled
+// usesSlices reports whether records of a Service come from its endpoints, and not all from its ClusterSetIPs.
+func (c Config) usesSlices(s *clusterset.Service) bool {
+	return c.ClusterScoped || s.Type == clusterset.Headless || s.UseIP == clusterset.Disabled
 }

@@ -2,6 +2,7 @@ package zone
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -51,15 +52,50 @@ func (r *serviceRecords) addClusterSetIP() {
 		}
 	}
 	r.addPorts(r.name, r.service.Ports)
+	r.addClusters()
+}
+
+// addClusters adds, if ClusterScoped, the name of each cluster that exports the Service, with the addresses and ports of its own
+// endpoints. A cluster without a ready endpoint keeps the others: who asks for a cluster gets no other one.
+func (r *serviceRecords) addClusters() {
 	if !r.ClusterScoped {
 		return
 	}
 	for _, id := range r.service.Clusters {
 		if name, ok := r.below(string(id)); ok {
-			r.addAddresses(name, r.service.IPs)
-			r.addPorts(name, r.service.Ports)
+			r.addName(name)
 		}
 	}
+	serving := r.serving()
+	for i := range r.service.Slices {
+		slice := &r.service.Slices[i]
+		name, ok := r.below(string(slice.Cluster))
+		if !ok {
+			continue
+		}
+		used := false
+		for j := range slice.Endpoints {
+			if e := &slice.Endpoints[j]; len(e.Addrs) > 0 && (e.Ready || !serving[slice.Cluster]) {
+				r.addAddresses(name, e.Addrs)
+				used = true
+			}
+		}
+		if used {
+			r.addPorts(name, servicePorts(slice.Ports))
+		}
+	}
+}
+
+// serving returns the clusters with a ready endpoint.
+func (r *serviceRecords) serving() map[clusterset.ClusterID]bool {
+	all := map[clusterset.ClusterID]bool{}
+	for i := range r.service.Slices {
+		slice := &r.service.Slices[i]
+		if slices.ContainsFunc(slice.Endpoints, func(e clusterset.Endpoint) bool { return e.Ready && len(e.Addrs) > 0 }) {
+			all[slice.Cluster] = true
+		}
+	}
+	return all
 }
 
 // addPorts adds the SRV records of a target that listens on ports: all of them at the target's own name, as the
@@ -233,25 +269,9 @@ func hostLabel(e *clusterset.Endpoint) string {
 // in turn.
 func (r *serviceRecords) addWithoutIP() {
 	r.addName(r.name)
-	serving := map[clusterset.ClusterID]bool{}
-	for i := range r.service.Slices {
-		slice := &r.service.Slices[i]
-		for j := range slice.Endpoints {
-			e := &slice.Endpoints[j]
-			if len(e.Addrs) == 0 {
-				continue
-			}
-			if e.Ready && !r.Drained[slice.Cluster] {
-				serving[slice.Cluster] = true
-			}
-			if r.ClusterScoped { // even if the cluster does not serve
-				if name, ok := r.below(string(slice.Cluster)); ok {
-					r.addAddresses(name, e.Addrs)
-					r.addPorts(name, servicePorts(slice.Ports))
-				}
-			}
-		}
-	}
+	r.addClusters()
+	serving := r.serving()
+	maps.DeleteFunc(serving, func(id clusterset.ClusterID, _ bool) bool { return r.Drained[id] })
 	for i := range r.service.Slices {
 		slice := &r.service.Slices[i]
 		if !serving[slice.Cluster] || serving[r.Local] && slice.Cluster != r.Local {

@@ -66,6 +66,8 @@ func allKinds() *clusterset.Snapshot {
 	twoPorts.Ports = []clusterset.Port{
 		{Name: "dns", Protocol: clusterset.UDP, Port: 42}, {Name: "dns-tcp", Protocol: clusterset.TCP, Port: 42}, {Protocol: clusterset.SCTP, Port: 43},
 	}
+	hello := vip("demo", "hello", "243.0.0.1", "fd00:243::1")
+	hello.Slices = []clusterset.Slice{slice("a", "10.1.1.1", "!10.1.1.2"), slice("b.eu", "!10.2.1.1")}
 	byCluster := vip("demo", "plain")
 	byCluster.UseIP = clusterset.Disabled
 	byCluster.Slices = []clusterset.Slice{slice("a", "10.101.0.1"), slice("b.eu", "10.102.0.1"), slice("c", "!10.103.0.1")}
@@ -75,7 +77,7 @@ func allKinds() *clusterset.Snapshot {
 			slice("a", "pg-0=10.1.0.2", "pg-1=10.1.0.1"), slice("a", "pg-0=fd00:1::2"),
 			slice("b.eu", "10.2.0.1", "!10.2.0.2", "pg-0=10.1.0.1")),
 		headless("db", "six", slice("a", "fd00:1::1")),
-		vip("demo", "hello", "243.0.0.1", "fd00:243::1"),
+		hello,
 		byCluster,
 		portless,
 		twoPorts,
@@ -228,10 +230,13 @@ func TestSchema(t *testing.T) {
 		kep, lght string
 	}{
 		"headless with none ready":     {"asleep.db.svc." + Origin, A, nxDomain, noData},
-		"cluster of a vip":             {"a." + hello, A, nxDomain, "NOERROR\na." + hello + " 5 IN A 243.0.0.1"},
-		"cluster of two labels":        {"b.eu." + hello, AAAA, nxDomain, "NOERROR\nb.eu." + hello + " 5 IN AAAA fd00:243::1"},
+		"cluster of a vip":             {"a." + hello, A, nxDomain, "NOERROR\na." + hello + " 5 IN A 10.1.1.1"},
+		"one of two labels, asleep":    {"b.eu." + hello, A, nxDomain, "NOERROR\nb.eu." + hello + " 5 IN A 10.2.1.1"},
+		"a family that it lacks":       {"b.eu." + hello, AAAA, nxDomain, noData},
+		"a cluster of none yet":        {"a.waiting.demo.svc." + Origin, A, nxDomain, noData},
 		"unknown cluster":              {"c." + hello, A, nxDomain, nxDomain},
-		"port of a cluster":            {"_http._tcp.a." + hello, SRV, nxDomain, "NOERROR\n_http._tcp.a." + hello + " 5 IN SRV 0 100 80 a." + hello + "\nglue: a." + hello + " 5 IN A 243.0.0.1\nglue: a." + hello + " 5 IN AAAA fd00:243::1"},
+		"port of a cluster":            {"_pg._tcp.a." + hello, SRV, nxDomain, "NOERROR\n_pg._tcp.a." + hello + " 5 IN SRV 0 100 5432 a." + hello + "\nglue: a." + hello + " 5 IN A 10.1.1.1"},
+		"port of the import only":      {"_http._tcp.a." + hello, SRV, nxDomain, nxDomain},
 		"cluster of a headless one":    {"a." + pg, A, noData, "NOERROR\na." + pg + " 5 IN A 10.1.0.1\na." + pg + " 5 IN A 10.1.0.2"},
 		"ports of a headless cluster":  {"_pg._tcp.b.eu." + pg, SRV, nxDomain, "NOERROR\n_pg._tcp.b.eu." + pg + " 5 IN SRV 0 100 5432 10-2-0-1.b.eu." + pg + "\n_pg._tcp.b.eu." + pg + " 5 IN SRV 0 100 5432 pg-0.b.eu." + pg + "\nglue: 10-2-0-1.b.eu." + pg + " 5 IN A 10.2.0.1\nglue: pg-0.b.eu." + pg + " 5 IN A 10.1.0.1"},
 		"cluster of one without IP":    {"b.eu." + plain, A, nxDomain, "NOERROR\nb.eu." + plain + " 5 IN A 10.102.0.1"},
