@@ -47,12 +47,8 @@ type Config struct {
 	Guarded []netip.AddrPort
 	// TTL is the TTL of positive and negative answers in seconds, 0 to 3600.
 	TTL uint32
-	// EmptyHeadless keeps the name of a headless Service while no endpoint is ready: answers are then NODATA, as with
-	// Lighthouse, instead of NXDOMAIN, as the specification asks.
-	EmptyHeadless bool
-	// ClusterScoped adds <cluster>.<service>.<namespace> and its ports, and port names without underscores, as Lighthouse
-	// has them. The specification forbids the former.
-	ClusterScoped bool
+	// Names are the names that the specification does not ask for. SetNames changes them.
+	Names
 	// Reverse holds ranges of ClusterSetIPs whose addresses get PTR records.
 	Reverse []netip.Prefix
 	// File is the path of a file that keeps the zone over restarts, so that it is served before the first Sync. Empty means
@@ -68,6 +64,16 @@ type Config struct {
 	Sample uint64
 	// Log may be nil, to log nothing.
 	Log *slog.Logger
+}
+
+// Names are names as Lighthouse has them and the specification does not.
+type Names struct {
+	// EmptyHeadless keeps the name of a headless Service while no endpoint is ready: answers are then NODATA, as with
+	// Lighthouse, instead of NXDOMAIN, as the specification asks.
+	EmptyHeadless bool
+	// ClusterScoped adds <cluster>.<service>.<namespace> and its ports, and port names without underscores, as Lighthouse
+	// has them. The specification forbids the former.
+	ClusterScoped bool
 }
 
 // Kernel answers simple questions for addresses where clients' packets enter the node, before they reach any resolver.
@@ -239,6 +245,16 @@ func (s *Server) SetTopology(local clusterset.ClusterID, drained map[clusterset.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.zoneConfig.Local, s.zoneConfig.Drained = local, maps.Clone(drained)
+	if s.last != nil {
+		s.build()
+	}
+}
+
+// SetNames sets the names that the specification does not ask for. A call with the same values has no effect.
+func (s *Server) SetNames(n Names) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.zoneConfig.EmptyHeadless, s.zoneConfig.ClusterScoped = n.EmptyHeadless, n.ClusterScoped
 	if s.last != nil {
 		s.build()
 	}

@@ -68,11 +68,17 @@ func startWith(t *testing.T, c dns.Config) (s *dns.Server, stop func()) {
 	return s, stop
 }
 
-// ask returns the rcode and the addresses of the answer.
+// ask returns the rcode and the addresses of the answer for hello.demo.
 func ask(t *testing.T, network string, at netip.AddrPort, qtype uint16) []string {
 	t.Helper()
+	return askFor(t, "Hello.Demo.svc.clusterset.local.", network, at, qtype)
+}
+
+// askFor is ask with a name.
+func askFor(t *testing.T, name, network string, at netip.AddrPort, qtype uint16) []string {
+	t.Helper()
 	q := new(wire.Msg)
-	q.SetQuestion("Hello.Demo.svc.clusterset.local.", qtype)
+	q.SetQuestion(name, qtype)
 	resp, _, err := (&wire.Client{Net: network, Timeout: 5 * time.Second}).ExchangeContext(t.Context(), q, at.String())
 	if err != nil {
 		t.Fatalf("ask %s over %s: %v", at, network, err)
@@ -112,6 +118,35 @@ func TestServer(t *testing.T) {
 	if diff := cmp.Diff([]string{"NXDOMAIN"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" {
 		t.Errorf("after the Service was removed (-want +have):\n%s", diff)
 	}
+}
+
+// Names of single clusters come and go with the setting, without another snapshot. The same setting again changes nothing.
+func TestSetNames(t *testing.T) {
+	s, _ := start(t)
+	snapshot := hello("243.0.0.1")
+	service := &snapshot.Services[0]
+	service.Clusters = []clusterset.ClusterID{"a"}
+	service.Slices = []clusterset.Slice{{Cluster: "a", Endpoints: []clusterset.Endpoint{{Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}, Ready: true}}}}
+	s.SetNames(dns.Names{ClusterScoped: true})
+	if err := s.Sync(t.Context(), snapshot); err != nil {
+		t.Fatal(err)
+	}
+	asked := func(want ...string) {
+		t.Helper()
+		if diff := cmp.Diff(want, askFor(t, "a.hello.demo.svc.clusterset.local.", "udp", s.Status().Listen[0], wire.TypeA)); diff != "" {
+			t.Errorf("the name with a cluster (-want +have):\n%s", diff)
+		}
+	}
+	asked("NOERROR", "10.1.0.1")
+	serial := s.Status().Serial
+	s.SetNames(dns.Names{ClusterScoped: true})
+	if now := s.Status().Serial; now != serial {
+		t.Errorf("the serial went from %d to %d", serial, now)
+	}
+	s.SetNames(dns.Names{})
+	asked("NXDOMAIN")
+	s.SetNames(dns.Names{ClusterScoped: true})
+	asked("NOERROR", "10.1.0.1")
 }
 
 func TestSyncOfEqualSnapshotChangesNothing(t *testing.T) {

@@ -34,12 +34,13 @@ const (
 	useExtra    = "further endpoints"
 )
 
-// addresses holds what objects of the API server say about addresses, by object. An object that cannot be read, or that was
-// deleted, keeps its last addresses. The zero value is ready.
+// addresses holds what objects of the API server say about addresses, by object, and the profile of the ClusterSet. An object that
+// cannot be read, or that was deleted, keeps its last values. The zero value is ready.
 type addresses struct {
 	member, federation        []netip.Prefix // ranges of ClusterSetIPs
 	ownMember, ownNode, cidrs []lb.Own       // the cluster's own
 	agents                    []netip.Prefix // of all nodes with an agent
+	profile                   string         // of the ClusterSet; "" is the default
 }
 
 // ranges returns the ranges of all ClusterSetIPs, sorted.
@@ -59,7 +60,7 @@ func (a *addresses) own() []lb.Own {
 	return append(all, ownAddresses(useServices, os.Getenv("KUBERNETES_SERVICE_HOST"))...)
 }
 
-// readMember reads the registration of this cluster: the ranges of the ClusterSetIPs, if wanted, and its own addresses.
+// readMember reads the registration of this cluster: the ranges of the ClusterSetIPs, if wanted, its own addresses, and the profile.
 func (a *addresses) readMember(ctx context.Context, server rest.Interface, namespace string, id clusterset.ClusterID) error {
 	var m v1alpha1.Member
 	if err := getObject(ctx, server, fmt.Sprintf("/apis/%s/namespaces/%s/members/%s", v1alpha1.GroupVersion, namespace, id), &m); err != nil {
@@ -74,7 +75,7 @@ func (a *addresses) readMember(ctx context.Context, server rest.Interface, names
 		own, faults = append(own, more...), append(faults, err)
 	}
 	slices.SortFunc(own, compareOwn)
-	a.ownMember = own
+	a.ownMember, a.profile = own, m.Spec.Settings.Profile
 	ranges, err := parseRanges(m.Status.ClusterSetIPCIDRRange)
 	if len(ranges) > 0 {
 		a.member = ranges

@@ -44,6 +44,7 @@ type nameserver struct {
 	mu      sync.Mutex // guards the fields below
 	server  *dns.Server
 	last    *clusterset.Snapshot
+	names   dns.Names
 	local   clusterset.ClusterID
 	drained map[clusterset.ClusterID]bool
 	clients dnsClients
@@ -54,7 +55,7 @@ type nameserver struct {
 }
 
 func newNameserver(cfg dns.Config, neighbours []netip.AddrPort, log *slog.Logger) *nameserver {
-	return &nameserver{cfg: cfg, neighbours: neighbours, log: log, retry: 5 * time.Second, signaled: signal.New()}
+	return &nameserver{cfg: cfg, names: cfg.Names, neighbours: neighbours, log: log, retry: 5 * time.Second, signaled: signal.New()}
 }
 
 // Run listens and answers until ctx is done.
@@ -140,6 +141,7 @@ func (n *nameserver) open(ctx context.Context, kernel *names.Responder, missing 
 	defer n.mu.Unlock()
 	n.server, n.kernel, n.iface, n.missing, n.err = server, kernel, iface, missing, nil
 	server.SetTopology(n.local, n.drained)
+	server.SetNames(n.names)
 	n.passClients()
 	if n.last != nil {
 		n.err = server.Sync(ctx, n.last)
@@ -216,6 +218,16 @@ func (n *nameserver) assign() (listen []netip.AddrPort, iface string, missing []
 // SetLocal sets the member that the node belongs to.
 func (n *nameserver) SetLocal(local clusterset.ClusterID) {
 	n.updateTopology(func() { n.local = local })
+}
+
+// SetNames sets the names that the specification does not ask for, now or when the server has opened its sockets.
+func (n *nameserver) SetNames(names dns.Names) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.names = names
+	if n.server != nil {
+		n.server.SetNames(names)
+	}
 }
 
 // SetEvidence drains the members that do not answer this node's packets: names that stand for several clusters leave them

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,7 +28,8 @@ type dnsConfig struct {
 	Allow []string
 	// ExternalListen holds addresses with an optional port for clients outside of the cluster, ExternalAllow their ranges.
 	ExternalListen, ExternalAllow []string
-	// Profile is kep or lighthouse. It sets the defaults of EmptyHeadless and ClusterScoped.
+	// Profile is kep or lighthouse. It sets the defaults of EmptyHeadless and ClusterScoped. "" means the ClusterSet's, as the
+	// cluster's Member has it, and kep without a Member.
 	Profile       string
 	EmptyHeadless string // nxdomain or nodata; "" means as the profile
 	ClusterScoped choice
@@ -78,7 +80,7 @@ func (*choice) Type() string { return "bool" }
 
 // dnsDefaults returns the settings without flags. The DaemonSet sets NODE_IPS from status.hostIPs.
 func dnsDefaults() dnsConfig {
-	c := dnsConfig{TTL: dns.DefaultTTL, NeighbourPort: dns.DefaultPort, Profile: profileKEP}
+	c := dnsConfig{TTL: dns.DefaultTTL, NeighbourPort: dns.DefaultPort}
 	if ips := os.Getenv("NODE_IPS"); ips != "" {
 		c.NodeIPs = strings.Split(ips, ",")
 	}
@@ -94,7 +96,7 @@ func (c *dnsConfig) bind(f *pflag.FlagSet) {
 	f.StringSliceVar(&c.Allow, "dns-allow", nil, "source range of further clients allowed at the node's own addresses, repeatable; besides the known pods and nodes of the cluster, others are refused there")
 	f.StringSliceVar(&c.ExternalListen, "dns-external-listen", nil, "address[:port] for DNS clients outside of the cluster, repeatable; the node that has it answers")
 	f.StringSliceVar(&c.ExternalAllow, "dns-external-allow", nil, "source range of clients allowed at --dns-external-listen, repeatable; others are refused")
-	f.StringVar(&c.Profile, "dns-profile", c.Profile, fmt.Sprintf("%s: names as in the MCS API; %s: names as in Lighthouse, the same as --dns-empty-headless=%s --dns-cluster-scoped", profileKEP, profileLighthouse, emptyNoData))
+	f.StringVar(&c.Profile, "dns-profile", c.Profile, fmt.Sprintf("%s: names as in the MCS API; %s: names as in Lighthouse, the same as --dns-empty-headless=%s --dns-cluster-scoped (default: that of the ClusterSet, initially kep)", profileKEP, profileLighthouse, emptyNoData))
 	f.StringVar(&c.EmptyHeadless, "dns-empty-headless", "", fmt.Sprintf("answer for a headless Service without ready endpoints: %s or %s (default: as --dns-profile)", emptyNXDomain, emptyNoData))
 	f.VarPF(&c.ClusterScoped, "dns-cluster-scoped", "", "also answer for <cluster>.<service>.<namespace>.svc.clusterset.local, which the MCS API forbids (default: as --dns-profile)").NoOptDefVal = "true"
 	f.Uint32Var(&c.TTL, "dns-ttl", c.TTL, "TTL of answers in seconds, 0 to 3600")
@@ -127,27 +129,29 @@ func (c *dnsConfig) nameserver(log *slog.Logger) (*nameserver, error) {
 	return n, err
 }
 
+// names returns the names that the specification does not ask for, given the profile of the ClusterSet.
+func (c *dnsConfig) names(profile string) dns.Names {
+	like := cmp.Or(c.Profile, profile) == profileLighthouse
+	n := dns.Names{EmptyHeadless: like, ClusterScoped: like}
+	if c.EmptyHeadless != "" {
+		n.EmptyHeadless = c.EmptyHeadless == emptyNoData
+	}
+	if c.ClusterScoped.given {
+		n.ClusterScoped = c.ClusterScoped.on
+	}
+	return n
+}
+
 // server returns the settings of the DNS server. The error joins all faults; each names the flag to correct.
 func (c *dnsConfig) server() (dns.Config, error) {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	cfg := dns.Config{TTL: c.TTL, File: c.ZoneFile, Limits: dns.DefaultLimits, Sample: c.QueryLog}
-	switch c.Profile {
-	case profileKEP:
-	case profileLighthouse:
-		cfg.EmptyHeadless, cfg.ClusterScoped = true, true
-	default:
+	cfg := dns.Config{TTL: c.TTL, Names: c.names(""), File: c.ZoneFile, Limits: dns.DefaultLimits, Sample: c.QueryLog}
+	if !slices.Contains([]string{"", profileKEP, profileLighthouse}, c.Profile) {
 		fault("--dns-profile=%s is unknown; use %s or %s", c.Profile, profileKEP, profileLighthouse)
 	}
-	switch c.EmptyHeadless {
-	case "":
-	case emptyNXDomain, emptyNoData:
-		cfg.EmptyHeadless = c.EmptyHeadless == emptyNoData
-	default:
+	if !slices.Contains([]string{"", emptyNXDomain, emptyNoData}, c.EmptyHeadless) {
 		fault("--dns-empty-headless=%s is unknown; use %s or %s", c.EmptyHeadless, emptyNXDomain, emptyNoData)
-	}
-	if c.ClusterScoped.given {
-		cfg.ClusterScoped = c.ClusterScoped.on
 	}
 	if c.NeighbourPort == 0 {
 		fault("--dns-neighbour-port=0 is not a port; use 1 to 65535")

@@ -207,6 +207,31 @@ func parsedDNS(t *testing.T, args []string) dnsConfig {
 	return c
 }
 
+// The profile of the ClusterSet decides where no flag does.
+func TestNamesOfProfile(t *testing.T) {
+	all := dns.Names{EmptyHeadless: true, ClusterScoped: true}
+	for name, tc := range map[string]struct {
+		args    []string
+		profile string
+		want    dns.Names
+	}{
+		"none":                   {nil, "", dns.Names{}},
+		"kep":                    {nil, "kep", dns.Names{}},
+		"lighthouse":             {nil, "lighthouse", all},
+		"a profile of its own":   {[]string{"--dns-profile=kep"}, "lighthouse", dns.Names{}},
+		"the other way":          {[]string{"--dns-profile=lighthouse"}, "kep", all},
+		"a flag for one setting": {[]string{"--dns-cluster-scoped=false"}, "lighthouse", dns.Names{EmptyHeadless: true}},
+		"a flag for the other":   {[]string{"--dns-empty-headless=nxdomain"}, "lighthouse", dns.Names{ClusterScoped: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := parsedDNS(t, tc.args)
+			if have := c.names(tc.profile); have != tc.want {
+				t.Errorf("%+v, want %+v", have, tc.want)
+			}
+		})
+	}
+}
+
 func TestDNSConfig(t *testing.T) {
 	tests := map[string]struct {
 		args []string

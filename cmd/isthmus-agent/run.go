@@ -120,8 +120,13 @@ type components struct {
 func (c components) run(ctx context.Context) error {
 	topology := &topologyWatcher{
 		cfg: *c.cfg, server: c.api.objects, apply: c.setTopology, clients: c.names.SetClients, refused: c.refused, log: c.log.With("component", "topology"), ready: make(chan struct{}),
+		profile: func(profile string) { c.names.SetNames(c.cfg.DNS.names(profile)) },
 	}
-	source, err := c.newView(map[string]view.Sink{"dataplane": gate{c.dataplane, topology.ready}, "dns": c.names})
+	var names view.Sink = c.names
+	if c.cfg.DNS.Profile == "" { // names of the former profile stay until the present one is known
+		names = gate{c.names, topology.ready}
+	}
+	source, err := c.newView(map[string]view.Sink{"dataplane": gate{c.dataplane, topology.ready}, "dns": names})
 	if err != nil {
 		return err
 	}

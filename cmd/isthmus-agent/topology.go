@@ -53,8 +53,9 @@ type topologyWatcher struct {
 	cfg    Config
 	server rest.Interface // nil without an API server: the flags hold the whole topology
 	apply  func(context.Context, agent.Topology) error
-	// clients takes the clients of the name server after each lookup; it may be nil.
+	// clients takes the clients of the name server after each lookup, profile that of the ClusterSet; both may be nil.
 	clients func(dnsClients)
+	profile func(string)
 	log     *slog.Logger
 	// refused is notified when the dataplane begins to refuse a VIP because of the ranges: they may have grown.
 	refused signal.Signal
@@ -96,6 +97,9 @@ func (w *topologyWatcher) Run(ctx context.Context) error {
 			found := w.addresses.clients()
 			found.partial = l.retry
 			w.clients(found)
+		}
+		if w.profile != nil {
+			w.profile(w.addresses.profile)
 		}
 		if err := w.apply(ctx, topology); err != nil {
 			w.log.Error("cannot apply the topology; the next snapshot will", "err", err)

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -243,6 +244,36 @@ func (s *emptyServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	w := httptest.NewRecorder()
 	s.ServeHTTP(w, r)
 	return w.Result(), nil
+}
+
+// The name server learns the profile of the ClusterSet before the first snapshot passes. A Member that is gone takes it from nobody.
+func TestProfileOfClusterSet(t *testing.T) {
+	server := &apiServer{objects: map[string]string{
+		nodePath:     `{}`,
+		propertyPath: `{"spec":{"value":"a"}}`,
+		memberPath:   `{"spec":{"profile":"lighthouse"},"status":{"clustersetIPCIDRRange":["243.1.0.0/16"]}}`,
+	}}
+	w := newTopologyWatcher(t, server, Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	var have []string
+	w.profile = func(profile string) { have = append(have, profile) }
+	w.apply = func(context.Context, agent.Topology) error {
+		select {
+		case <-w.ready:
+			t.Error("snapshots pass before the profile is known")
+		default:
+		}
+		cancel()
+		return nil
+	}
+	if err := w.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	server.objects[memberPath] = "404"
+	w.lookup(t.Context(), agent.Topology{})
+	if want := []string{"lighthouse"}; !slices.Equal(have, want) || w.addresses.profile != "lighthouse" {
+		t.Errorf("the profiles %q were told, want %q; without a Member it is %q", have, want, w.addresses.profile)
+	}
 }
 
 // A VIP that is refused because of the ranges causes a lookup, and more of them until the range is found. Further such VIPs

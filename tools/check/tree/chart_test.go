@@ -277,7 +277,7 @@ func TestChartNamesNoHost(t *testing.T) {
 // Each value of the name server becomes a flag. A value that the profile decides becomes none.
 func TestChartDNS(t *testing.T) {
 	t.Parallel()
-	defaults := []string{"--dns-profile=kep", "--dns-ttl=5", "--dns-neighbour-port=53", "--dns-zone-file=/var/lib/isthmus/zone"}
+	defaults := []string{"--dns-ttl=5", "--dns-neighbour-port=53", "--dns-zone-file=/var/lib/isthmus/zone"}
 	tests := map[string]struct {
 		set     []string
 		want    []string
