@@ -75,7 +75,7 @@ func (a *addresses) readMember(ctx context.Context, server rest.Interface, names
 		own, faults = append(own, more...), append(faults, err)
 	}
 	slices.SortFunc(own, compareOwn)
-	a.ownMember, a.profile = own, m.Spec.Settings.Profile
+	a.ownMember, a.profile = own, m.Spec.Profile
 	ranges, err := parseRanges(m.Status.ClusterSetIPCIDRRange)
 	if len(ranges) > 0 {
 		a.member = ranges
