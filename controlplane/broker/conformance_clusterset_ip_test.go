@@ -16,6 +16,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
@@ -383,4 +384,29 @@ func (w *testbed) keepsAddress(name string) {
 			w.t.Errorf("the address of %s in %s was %v and is %v", name, m.id, vip, si.Spec.IPs)
 		}
 	}
+}
+
+// A fault on the broker gives a Service the address of another one. The older import keeps it. The other has none and says whose it
+// is, until the fault is mended.
+func TestAddressOfAnotherService(t *testing.T) {
+	w := newTestbed(t).run()
+	for _, name := range []string{"hello", "copy"} {
+		w.a.service(name)
+		w.a.export(name)
+		w.b.wants(name, helloOfA)
+		<-time.After(time.Second) // creation times are whole seconds
+	}
+	w.quiet()
+	own := w.aggregate("copy").Spec.IPs
+	edit(w, w.broker, w.aggregate("copy"), func(si *v1beta1.ServiceImport) { si.Spec.IPs = w.aggregate("hello").Spec.IPs })
+	if said := w.b.importReady("copy", metav1.ConditionFalse, mcs.ReasonAddressInUse); !strings.Contains(said, "service "+w.ns+"/hello already has the ClusterSetIP") {
+		t.Errorf("the import says %q", said)
+	}
+	if si, _ := w.b.imported("copy"); len(si.Spec.IPs) > 0 {
+		t.Errorf("it has the addresses %v", si.Spec.IPs)
+	}
+	w.b.wants("hello", helloOfA)
+	edit(w, w.broker, w.aggregate("copy"), func(si *v1beta1.ServiceImport) { si.Spec.IPs = own })
+	w.b.importReady("copy", metav1.ConditionTrue, string(v1beta1.ServiceImportReasonReady))
+	w.b.wants("copy", helloOfA)
 }

@@ -62,6 +62,17 @@ func importReady(imp clusterset.Import) metav1.Condition {
 	return c
 }
 
+// ReasonAddressInUse is the reason of the condition Ready of an import whose ClusterSetIP an older import has.
+const ReasonAddressInUse = "AddressInUse"
+
+// AddressInUse returns the condition Ready of such an import.
+func AddressInUse(other clusterset.ServiceName) metav1.Condition {
+	return metav1.Condition{
+		Type: string(v1beta1.ServiceImportConditionReady), Status: metav1.ConditionFalse, Reason: ReasonAddressInUse,
+		Message: fmt.Sprintf("service %s already has the ClusterSetIP that was allocated; unexport one of the two in every cluster", other),
+	}
+}
+
 // Import parses a ServiceImport of Isthmus or another implementation. Its error joins all faults and names the object and
 // each field. Missing families are those of the IPs; ClientIP affinity without a timeout has the API's default. The result
 // lacks the labels and annotations that Isthmus itself sets.

@@ -236,7 +236,7 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 		return none, r.removeSlices(ctx, name, have)
 	}
 	r.foreign.resolved(name)
-	imp, current, clash, err := r.imported(ctx, name, exports, kept, have)
+	imp, current, other, err := r.imported(ctx, name, exports, kept, have)
 	if current == nil {
 		return none, err
 	}
@@ -256,8 +256,8 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 	case (wrote || current != have.imp) && err == nil:
 		return statusLater, nil
 	}
-	err = errors.Join(err, r.applyStatus(ctx, imp, current))
-	if clash {
+	err = errors.Join(err, r.applyStatus(ctx, imp, current, other))
+	if other.Name != "" {
 		return ctrl.Result{RequeueAfter: clashRetry}, err
 	}
 	return none, err
@@ -265,18 +265,18 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 
 // imported writes the ServiceImport that the exports merge to, without its status. It returns the merged import and the
 // written object, nil without one; with an error, the object that exists, so that its endpoints follow all the same. While
-// exports of the members kept are held, the import stays as it is. clash reports that another import has its address.
-func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have observed) (imp clusterset.Import, current *localImport, clash bool, err error) {
+// exports of the members kept are held, the import stays as it is. other is an older import that has its address.
+func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have observed) (imp clusterset.Import, current *localImport, other clusterset.ServiceName, err error) {
 	if len(kept) > 0 {
 		si := &v1beta1.ServiceImport{}
 		if err := r.Client.Get(ctx, types.NamespacedName(name), si); err != nil {
-			return imp, nil, false, client.IgnoreNotFound(err)
+			return imp, nil, other, client.IgnoreNotFound(err)
 		}
 		imp, err = mcs.Import(si)
-		return imp, compactImport(si), false, err
+		return imp, compactImport(si), other, err
 	}
 	if imp, err = r.merged(exports, have); err != nil {
-		return imp, nil, false, err
+		return imp, nil, other, err
 	}
 	other, clash := r.local.clash(imp)
 	if clash {
@@ -285,7 +285,7 @@ func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, 
 		imp = imp.WithIPs(nil)
 	}
 	current, err = r.applyImport(ctx, imp, have.imp)
-	return imp, current, clash, err
+	return imp, current, other, err
 }
 
 // merged merges exports, with the address of the aggregate. If the aggregate was deleted, the address is the one that the
@@ -380,8 +380,11 @@ func withoutMetadata(imp clusterset.Import) clusterset.Import {
 }
 
 // applyStatus writes the status of imp if it differs from that of current.
-func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, current *localImport) error {
+func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, current *localImport, other clusterset.ServiceName) error {
 	want := mcs.ServiceImport(imp)
+	if other.Name != "" {
+		want.Status.Conditions = []metav1.Condition{mcs.AddressInUse(other)}
+	}
 	written := *current
 	written.conditions = slices.Clone(current.conditions)
 	for _, c := range want.Status.Conditions {
