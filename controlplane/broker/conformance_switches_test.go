@@ -223,6 +223,14 @@ func TestOverlappingServiceCIDRs(t *testing.T) {
 			// b has CIDRs of its own after all.
 			setServices("10.196.0.0/16")
 			w.b.wants("hello", want)
+			if c.registered == "" {
+				return
+			}
+			// The address of a Service is on no node, so a policy that keeps clients on theirs refuses all of them.
+			w.a.editService("hello", func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal) })
+			if message := w.a.condition("hello", "Ready", metav1.ConditionTrue, "NoLocalEndpoints"); !strings.Contains(message, "no client can use it: internalTrafficPolicy Local") {
+				t.Errorf("the message is %q", message)
+			}
 		})
 	}
 }

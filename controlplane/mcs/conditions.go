@@ -31,6 +31,9 @@ const (
 	// ReasonFamilyNotServed is a reason of the condition Ready with status True: the Service is exported, and its ClusterSetIP has
 	// no address of one of its families.
 	ReasonFamilyNotServed v1beta1.ServiceExportConditionReason = "FamilyNotServed"
+	// ReasonNoLocalEndpoints is a reason of the condition Ready with status True: the Service is exported, and its
+	// internalTrafficPolicy keeps every client from its endpoints.
+	ReasonNoLocalEndpoints v1beta1.ServiceExportConditionReason = "NoLocalEndpoints"
 	// ReasonNamesTooLong is a reason of the condition Ready with status True: the Service is exported, but some of its DNS
 	// names would be too long.
 	ReasonNamesTooLong v1beta1.ServiceExportConditionReason = "NamesTooLong"
@@ -96,6 +99,7 @@ type Shortcomings struct {
 	// Unserved are the families of the Service of which its ClusterSetIP has no address, AllocatedBy the cluster that could add one.
 	Unserved    []clusterset.Family
 	AllocatedBy clusterset.ClusterID
+	NotLocal    bool  // the import has the policy Local, and its endpoints are the addresses of Services
 	Waiting     int   // EndpointSlices that wait for a quota
 	Quota       error // the reason for Waiting
 }
@@ -148,6 +152,10 @@ func ExportedWithout(ips []netip.Addr, s Shortcomings) metav1.Condition {
 		c.Reason = string(ReasonServiceCIDRsOverlap)
 		c.Message = fmt.Sprintf("%s, but not to every cluster: %s; export the service with a ClusterSetIP and its pods, or give the clusters distinct service CIDRs",
 			c.Message, strings.Join(texts, ", "))
+	}
+	if s.NotLocal {
+		c.Reason = string(ReasonNoLocalEndpoints)
+		c.Message += ", and no client can use it: internalTrafficPolicy Local asks for endpoints on the client's node, and the exported address of the service is on none; use Cluster, or export the pods"
 	}
 	if len(s.Refused) > 0 {
 		c.Reason = string(ReasonEndpointsRefused)
