@@ -68,7 +68,7 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 		c.manager.Add(c.members),
 		c.manager.Add(c.importer),
 		c.manager.Add(&liveness.Heartbeat{
-			Self: c.cluster, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.settings.times, Log: c.cfg.Log,
+			Self: c.cluster, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.settings.times, Exports: exports.Statement, Log: c.cfg.Log,
 		}),
 		own.setup(c.manager, options()),
 		exports.Setup(ctx, c.manager, options()),

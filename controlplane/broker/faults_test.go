@@ -226,6 +226,33 @@ func TestMassWithdrawalIsHeld_Faults(t *testing.T) {
 	}
 }
 
+// A member unexports most Services while the controller of another is stopped for longer than tombstones live. It wakes, and removes
+// these imports without a hold: the Lease of the member states what it still exports.
+func TestHibernatedImporter_Faults(t *testing.T) {
+	w := newTestbed(t)
+	w.b.settings.TimeScale = 0.5 // holds last for half an hour
+	w.run()
+	names := w.exportMany(w.a, w.b)
+	w.b.stop()
+	for _, name := range names[1:] {
+		w.a.unexport(name)
+	}
+	w.eventuallyWithin(2*patience, func() error {
+		var records v1alpha1.ExportRecordList
+		w.noError(w.broker.List(t.Context(), &records, client.InNamespace(w.brokerNS)))
+		if n := len(records.Items); n != 1 {
+			return fmt.Errorf("%d records", n)
+		}
+		return nil
+	})
+	w.run(w.b)
+	for _, name := range names[1:] {
+		w.b.wantsNone(name)
+	}
+	w.b.wants(names[0], helloOfA)
+	w.quiet()
+}
+
 // The test unexports everything at once.
 func TestUnexportOfAllIsNotHeld_Faults(t *testing.T) {
 	w := newTestbed(t).run()

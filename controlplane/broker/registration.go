@@ -281,7 +281,7 @@ func (r *registration) report(d withdrawal.Decision) {
 	case withdrawal.Held:
 		r.events.Eventf(about, nil, corev1.EventTypeWarning, "WithdrawalsHeld", "Import",
 			"%d of %d exports of member %s vanished from the broker without being withdrawn, so their imports stay; if this is intended, run isthmusctl release-hold %s", d.Count, d.Of, d.Source, d.Source)
-	case withdrawal.Released, withdrawal.Expired, withdrawal.Resolved, withdrawal.Left:
+	case withdrawal.Released, withdrawal.Expired, withdrawal.Resolved, withdrawal.Left, withdrawal.Confirmed:
 		r.events.Eventf(about, nil, corev1.EventTypeNormal, "HoldEnded", "Import", "the hold on member %s ended: %s", d.Source, d.Outcome)
 	case withdrawal.Accepted:
 	}

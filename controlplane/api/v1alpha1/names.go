@@ -31,6 +31,10 @@ const (
 	// comma-separated as ID=TIME with the RFC 3339 time of the request.
 	AnnotationReleaseHold = "isthmus.dev/release-hold"
 
+	// AnnotationExports on a member's Lease identifies all that the member exports, by its own account. It is absent while the
+	// member does not know: after a start of its controller, and while an export fails.
+	AnnotationExports = "isthmus.dev/exports"
+
 	// AnnotationAllocatedBy names the member that allocated an aggregate's ClusterSetIP.
 	AnnotationAllocatedBy = "lighthouse.submariner.io/clusterset-ip-allocated-by"
 	// AnnotationCreatedBy names the member that created an aggregate. It never changes.

@@ -24,8 +24,8 @@
 //   - A source had those keys, plus what it still offers and already offered before the step began. Keys that arrive
 //     during the step do not count: a list in which ten names were replaced by ten others has lost ten of ten. The
 //     first window of a new source is an exception, because all of its keys have just arrived.
-//   - A held key stays until it is offered again, is withdrawn, a person releases it ([Guard.Release]), its source is
-//     forgotten, or Times.HoldFor has passed. During a hold the share is one of what the source had when the hold
+//   - A held key stays until it is offered again, is withdrawn, a person releases it ([Guard.Release]), its source states
+//     what it offers ([Guard.Confirm]) or is forgotten, or Times.HoldFor has passed. During a hold the share is one of what the source had when the hold
 //     began, so that new offers cannot shrink the share until the Guard accepts the rest.
 //
 // It follows for a source that offers nothing new: whatever the order and pace in which its keys vanish within
@@ -129,24 +129,25 @@ type Outcome int
 
 // The outcomes.
 const (
-	Accepted Outcome = iota // a step was too small to be an accident
-	Held                    // a step was held, or its keys joined a hold
-	Resolved                // a hold ended because every key was offered again or withdrawn
-	Released                // a person ended a hold
-	Expired                 // a hold lasted HoldFor
-	Left                    // the source of a hold left the ClusterSet
+	Accepted  Outcome = iota // a step was too small to be an accident
+	Held                     // a step was held, or its keys joined a hold
+	Resolved                 // a hold ended because every key was offered again or withdrawn
+	Released                 // a person ended a hold
+	Expired                  // a hold lasted HoldFor
+	Left                     // the source of a hold left the ClusterSet
+	Confirmed                // the source of a hold stated that it offers what it offers and no more
 )
 
 // String returns one lower-case word.
 func (o Outcome) String() string {
-	return [...]string{"accepted", "held", "resolved", "released", "expired", "left"}[o]
+	return [...]string{"accepted", "held", "resolved", "released", "expired", "left", "confirmed"}[o]
 }
 
 // Decision reports a judgement, or the end of a hold.
 type Decision struct {
 	Source  clusterset.ClusterID
 	Outcome Outcome
-	Count   int       // Held: the keys held now. Accepted, Released, Expired, Left: the keys accepted as gone by this
+	Count   int       // Held: the keys held now. Accepted, Released, Expired, Left, Confirmed: the keys accepted as gone by this
 	Of      int       // the keys that the source had; for the end of a hold, when the hold began
 	Since   time.Time // the beginning of the hold; zero for Accepted
 }
@@ -273,7 +274,24 @@ func (g *Guard[K]) Release(id clusterset.ClusterID) {
 	if s == nil || s.hold == nil {
 		return
 	}
-	g.decide(Decision{Source: id, Outcome: Released, Count: s.kept(), Of: s.hold.of, Since: s.hold.since})
+	g.accept(id, s, Released)
+}
+
+// Confirm records that a source itself has stated, since it lost its last key, that it offers what it still offers and nothing
+// else. All its lost keys are gone, held or not. Keys that vanish later are judged anew.
+func (g *Guard[K]) Confirm(id clusterset.ClusterID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if s := g.sources[id]; s != nil && s.kept() > 0 {
+		g.accept(id, s, Confirmed)
+	}
+}
+
+// accept accepts all lost keys of a source as gone and ends its hold. g.mu is held.
+func (g *Guard[K]) accept(id clusterset.ClusterID, s *source[K], why Outcome) {
+	if s.hold != nil {
+		g.decide(Decision{Source: id, Outcome: why, Count: s.kept(), Of: s.hold.of, Since: s.hold.since})
+	}
 	g.freeAll(id, s, func(l loss) bool { return l.fate != accepted })
 	for key := range s.lost {
 		s.drop(key)
@@ -473,5 +491,7 @@ func (g *Guard[K]) log(d Decision) {
 		log.Warn("held exports did not come back in time; their imports are removed")
 	case Left:
 		log.Info("the member of held exports left; their imports are removed")
+	case Confirmed:
+		log.Info("the member of held exports states that it exports them no more; their imports are removed")
 	}
 }

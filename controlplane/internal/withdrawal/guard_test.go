@@ -200,6 +200,39 @@ func TestJudgement(t *testing.T) {
 			},
 			log: []string{"1s b held 6 of 10", "1h0m1s changed b [0 1 2 3 4 5]", "1h0m1s b expired 6 of 10"},
 		},
+		"held, then confirmed by its source": {
+			run: func(g *runningGuard) {
+				g.offered(0, 10)
+				g.vanished(0, 6)
+				later(time.Minute)
+				g.Confirm(peer)
+				later(time.Second)
+				g.vanished(6, 8) // judged anew: two of four
+				later(time.Minute)
+			},
+			log: []string{"1s b held 6 of 10", "1m0s changed b [0 1 2 3 4 5]", "1m0s b confirmed 6 of 10", "1m2s changed b [6 7]", "1m2s b accepted 2 of 4"},
+		},
+		"confirmed before it is judged": {
+			run: func(g *runningGuard) {
+				g.offered(0, 10)
+				g.vanishedUnseen(0, 10)
+				later(5 * time.Second)
+				g.Confirm(peer)
+				later(time.Hour)
+			},
+			log: []string{"5s changed b [0 1 2 3 4 5 6 7 8 9]"},
+		},
+		"confirmed without a loss": {
+			run: func(g *runningGuard) {
+				g.Confirm(peer)
+				g.offered(0, 10)
+				g.Confirm(peer)
+				g.vanished(0, 6)
+				later(time.Minute)
+			},
+			log:  []string{"1s b held 6 of 10"},
+			kept: []int{0, 1, 2, 3, 4, 5},
+		},
 		"four of four are accepted": {
 			run: func(g *runningGuard) {
 				g.offered(0, 4)
@@ -799,11 +832,11 @@ func TestCounts(t *testing.T) {
 
 func TestOutcomesHaveNames(t *testing.T) {
 	var names []string
-	for o := Accepted; o <= Left; o++ {
+	for o := Accepted; o <= Confirmed; o++ {
 		names = append(names, o.String())
 	}
 	slices.SortFunc(names, cmp.Compare)
-	if len(slices.Compact(names)) != int(Left)+1 || names[0] == "" {
+	if len(slices.Compact(names)) != int(Confirmed)+1 || names[0] == "" {
 		t.Errorf("the outcomes' names are %q", names)
 	}
 }

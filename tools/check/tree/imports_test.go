@@ -171,18 +171,23 @@ var rules = map[string]rule{
 	},
 	"exports do not know the broker's client": {
 		who: []string{"controlplane/broker/internal/export"}, ban: []string{"controlplane/broker/internal/..."},
-		allow: []string{"controlplane/broker/internal/export/...", "controlplane/broker/internal/propagation", "controlplane/broker/internal/quota"},
+		allow: []string{"controlplane/broker/internal/export/...", "controlplane/broker/internal/propagation", "controlplane/broker/internal/quota", "controlplane/broker/internal/statement"},
 		why:   "export turns a Service into a record; the controller hands the record to client",
 	},
 	"the broker's client does not know its callers": {
 		who: []string{"controlplane/broker/internal/client"}, ban: []string{"controlplane/broker/internal/..."},
-		allow: []string{"controlplane/broker/internal/client/...", "controlplane/broker/internal/propagation", "controlplane/broker/internal/quota"},
+		allow: []string{"controlplane/broker/internal/client/...", "controlplane/broker/internal/propagation", "controlplane/broker/internal/quota", "controlplane/broker/internal/statement"},
 		why:   "a record travels export -> client -> imports",
 	},
 	"quotas stand alone": {
 		who: []string{"controlplane/broker/internal/quota"}, ban: []string{"controlplane/broker/internal/..."},
 		allow: []string{"controlplane/broker/internal/quota/..."},
 		why:   "every member and isthmusctl judge alike, from what is on the broker",
+	},
+	"statements stand alone": {
+		who: []string{"controlplane/broker/internal/statement"}, ban: []string{"controlplane/broker/internal/..."},
+		allow: []string{"controlplane/broker/internal/statement/..."},
+		why:   "exporters make statements and importers compare them, each from what it has",
 	},
 	"the quota controller knows quotas alone": {
 		who: []string{"controlplane/broker/quotacontroller"}, ban: []string{"controlplane/broker/..."},

@@ -35,6 +35,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/quota"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/statement"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -82,6 +83,7 @@ type Broker struct {
 	changes     objectcache.Trigger
 	exportsOf   *withdrawal.Guard[clusterset.ServiceName] // records
 	slicesOf    *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
+	statements  statement.Tracker                         // of members about both
 	synced      []toolscache.ResourceEventHandlerRegistration
 }
 

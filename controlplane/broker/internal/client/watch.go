@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/statement"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -110,8 +111,14 @@ func each[T client.Object](have func(obj T, first bool), gone func(T)) toolscach
 }
 
 func (b *Broker) lease(l *coordinationv1.Lease, _ bool) {
-	if id := mcs.OwnerOf(l); l.Name == v1alpha1.MemberLease(string(id)) && l.Spec.RenewTime != nil {
-		b.cfg.LeaseRenewed(id, l.Spec.RenewTime.Time)
+	id := mcs.OwnerOf(l)
+	if l.Name != v1alpha1.MemberLease(string(id)) || l.Spec.RenewTime == nil {
+		return
+	}
+	b.cfg.LeaseRenewed(id, l.Spec.RenewTime.Time)
+	if b.statements.Confirms(id, l.Annotations[v1alpha1.AnnotationExports], l.Spec.RenewTime.Time) {
+		b.exportsOf.Confirm(id)
+		b.slicesOf.Confirm(id)
 	}
 }
 
@@ -125,6 +132,12 @@ func (b *Broker) leaseDeleted(l *coordinationv1.Lease) {
 func (b *Broker) recordChanges(was, is *record, listed bool) {
 	b.countRecord(was, is)
 	b.countTombstone(was, is)
+	if was != nil && !was.isWithdrawn() {
+		b.statements.Change(was.owner, func(s *statement.Statement) { s.RemoveExport(was.service) })
+	}
+	if is != nil && !is.isWithdrawn() {
+		b.statements.Change(is.owner, func(s *statement.Statement) { s.AddExport(is.service) })
+	}
 	r := objectcache.Either(was, is)
 	switch {
 	case is == nil && !was.isWithdrawn():
@@ -154,6 +167,12 @@ func (b *Broker) countTombstone(was, is *record) {
 // sliceChanges reports a change of a slice to the guard, before the cache shows it to readers.
 func (b *Broker) sliceChanges(was, is *mcs.Packed, listed bool) {
 	b.countSlice(was, is)
+	if was != nil {
+		b.statements.Change(was.Owner, func(s *statement.Statement) { s.RemoveSlice(was.Service, was.Name) })
+	}
+	if is != nil {
+		b.statements.Change(is.Owner, func(s *statement.Statement) { s.AddSlice(is.Service, is.Name) })
+	}
 	p := objectcache.Either(was, is)
 	s := importedOf(p)
 	switch {

@@ -100,8 +100,9 @@ type Reconciler struct {
 	Events   events.EventRecorder
 	Log      *slog.Logger
 
-	vips  vips
-	since propagation.Since
+	vips   vips
+	since  propagation.Since
+	stated stated
 }
 
 // +kubebuilder:rbac:groups=multicluster.x-k8s.io,resources=serviceexports,verbs=get;list;watch
@@ -172,7 +173,11 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName,
 		return ctrl.Result{}, err
 	}
 	if in.export == nil {
-		return requeueOnConflict(r.withdraw(ctx, name))
+		again, err := r.withdraw(ctx, name)
+		if err == nil {
+			r.stated.forget(name)
+		}
+		return requeueOnConflict(again, err)
 	}
 	outcome := r.publish(ctx, in, since)
 	if err := r.report(ctx, in.export, outcome); err != nil {
@@ -280,6 +285,9 @@ func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) ou
 	}
 	if invalid := (*mcs.InvalidError)(nil); errors.As(err, &invalid) {
 		again, err := r.withdraw(ctx, name)
+		if err == nil {
+			r.stated.setInvalid(name)
+		}
 		return outcome{
 			conditions: []metav1.Condition{mcs.Invalid(invalid), mcs.NotReady(v1beta1.ServiceExportReasonPending, "the service is not exported while the export is not valid")},
 			again:      again, err: err,
@@ -326,12 +334,10 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		if err != nil {
 			return outcome{}, err
 		}
-		lacks := mcs.Shortcomings{Ignored: mcs.Ignored(in.export, in.slices), Omitted: omitted}
+		lacks := mcs.Shortcomings{Ignored: mcs.Ignored(in.export, in.slices), Omitted: omitted, NotLocal: len(ips) > 0 && r.isNotLocal(merged)}
+		lacks.Unserved, lacks.AllocatedBy = unserved(e.Families, ips), cmp.Or(agreed.AllocatedBy, r.Cluster)
 		endpoints, lacks.Refused, lacks.Overlap = r.endpoints(in, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
-		if lacks.Unserved = unserved(e.Families, ips); len(lacks.Unserved) > 0 {
-			lacks.AllocatedBy = cmp.Or(agreed.AllocatedBy, r.Cluster)
-		}
 		if agreed.AllocatedBy == r.Cluster && r.vips.haveBlock(unserved(merged.Families, ips)) {
 			o.again = exhaustedRetry // its block is full
 		}
@@ -347,6 +353,7 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		}
 	}
 	wrote, err := r.Broker.Publish(ctx, e, endpoints, since)
+	r.stated.published(e.Service, endpoints, err)
 	if refusal := (*quota.Refusal)(nil); errors.As(err, &refusal) && !refusal.Unpublished {
 		ready.Reason, ready.Message = string(mcs.ReasonQuotaExceeded), ready.Message+", without EndpointSlices that the broker refuses: "+refusal.Reason
 		return outcome{conditions: []metav1.Condition{mcs.Valid(), ready}, again: refusedRetry}, nil
@@ -364,6 +371,11 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 	}
 	o.conditions = append(o.conditions, mcs.Conflicts(conflicts))
 	return o, nil
+}
+
+// isNotLocal reports whether an import keeps clients from all endpoints of this member, which are on no node.
+func (r *Reconciler) isNotLocal(merged clusterset.Import) bool {
+	return r.Settings.ServiceVIP && merged.InternalTrafficPolicy == string(corev1.ServiceInternalTrafficPolicyLocal)
 }
 
 // unserved returns the families of which ips has no address; none if there is no address at all.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,6 +67,15 @@ type heartbeatTest struct {
 	writes *apitest.Writes
 	gate   *apitest.Gate
 	client client.Client // of the Heartbeat
+	stated atomic.Pointer[string]
+}
+
+// exports is what the member states about its exports.
+func (p *heartbeatTest) exports() string {
+	if stated := p.stated.Load(); stated != nil {
+		return *stated
+	}
+	return ""
 }
 
 // newHeartbeatTest returns a test without a Lease, whose Heartbeat does not run yet.
@@ -100,7 +110,7 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 
 // start runs the Heartbeat until the test ends.
 func (p *heartbeatTest) start() {
-	h := &Heartbeat{Self: "a.b", Client: p.client, Namespace: p.key.Namespace, Times: fastTimes(), Log: slog.New(slog.NewTextHandler(&p.log, nil))}
+	h := &Heartbeat{Self: "a.b", Client: p.client, Namespace: p.key.Namespace, Times: fastTimes(), Exports: p.exports, Log: slog.New(slog.NewTextHandler(&p.log, nil))}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Start(ctx) }()
@@ -181,6 +191,28 @@ func TestHeartbeatCreatesAndRenews(t *testing.T) {
 	if n, failed := p.log.count(renewedLine), p.log.count("ERROR"); n != 1 || failed > 0 {
 		t.Errorf("the log has %d lines of success and %d of failure, want 1 and 0", n, failed)
 	}
+}
+
+// The Lease says what the member states about its exports, and nothing while the member does not know.
+func TestHeartbeatStatesExports(t *testing.T) {
+	p := newHeartbeatTest(t)
+	p.start()
+	states := func(want string, there bool) {
+		t.Helper()
+		p.eventually("the statement "+want, func() bool {
+			l, _ := p.lease()
+			have, ok := l.Annotations[v1alpha1.AnnotationExports]
+			return ok == there && have == want
+		})
+	}
+	p.renewals(1)
+	states("", false)
+	for _, s := range []string{"1-a.1-b", "2-c.2-d"} {
+		p.stated.Store(&s)
+		states(s, true)
+	}
+	p.stated.Store(nil)
+	states("", false)
 }
 
 func TestHeartbeatTakesOverAnExistingLease(t *testing.T) {
@@ -327,7 +359,7 @@ func TestRenewEnds(t *testing.T) {
 		"a missing namespace": {map[string]error{"get": missing, "create": missing}, missing},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := &Heartbeat{Self: "a", Client: &faulty{fail: tc.fail}, Namespace: "b", Times: DefaultTimes(), Log: slog.New(slog.DiscardHandler)}
+			h := &Heartbeat{Self: "a", Client: &faulty{fail: tc.fail}, Namespace: "b", Times: DefaultTimes(), Exports: func() string { return "" }, Log: slog.New(slog.DiscardHandler)}
 			lease, err := h.renew(t.Context(), nil)
 			if lease != nil || !errors.Is(err, tc.want) {
 				t.Errorf("renew returns %v, %v; want %v", lease, err, tc.want)

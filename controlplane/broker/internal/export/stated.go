@@ -1,0 +1,87 @@
+package export
+
+import (
+	"context"
+	"sync"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/statement"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// stated is what this member has on the broker by its own account, whatever the broker has. Accidents there do not change it. The
+// zero value is ready, and safe for concurrent use.
+type stated struct {
+	mu       sync.Mutex
+	services map[clusterset.ServiceName]statement.Statement // of ServiceExports that were handled; zero for one that is not published
+}
+
+// published notes that a ServiceExport was published with these slices. After an error nobody knows what the broker has of it.
+func (s *stated) published(name clusterset.ServiceName, endpoints []*discoveryv1.EndpointSlice, err error) {
+	if err != nil {
+		s.forget(name)
+		return
+	}
+	var of statement.Statement
+	of.AddExport(name)
+	for _, es := range endpoints {
+		of.AddSlice(name, es.Name)
+	}
+	s.put(name, of)
+}
+
+// setInvalid notes that a ServiceExport is not published, because it is not valid.
+func (s *stated) setInvalid(name clusterset.ServiceName) { s.put(name, statement.Statement{}) }
+
+func (s *stated) put(name clusterset.ServiceName, of statement.Statement) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.services == nil {
+		s.services = map[clusterset.ServiceName]statement.Statement{}
+	}
+	s.services[name] = of
+}
+
+// forget notes that there is no ServiceExport, or that what the broker has of it is not known.
+func (s *stated) forget(name clusterset.ServiceName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.services, name)
+}
+
+// sum returns the whole statement, and whether it covers all of names.
+func (s *stated) sum(names []clusterset.ServiceName) (all statement.Statement, complete bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range names {
+		if _, ok := s.services[name]; !ok {
+			return all, false
+		}
+	}
+	for _, of := range s.services {
+		all.Merge(of)
+	}
+	return all, true
+}
+
+// Statement returns what this member states about all its exports; "" while it does not know, after a start or a failure.
+func (r *Reconciler) Statement() string {
+	var list v1beta1.ServiceExportList
+	if err := r.Client.List(context.Background(), &list, client.UnsafeDisableDeepCopy); err != nil { // the cache is not filled yet
+		return ""
+	}
+	var names []clusterset.ServiceName
+	for i := range list.Items {
+		if e := &list.Items[i]; e.DeletionTimestamp == nil {
+			names = append(names, clusterset.ServiceName{Namespace: e.Namespace, Name: e.Name})
+		}
+	}
+	all, complete := r.stated.sum(names)
+	if !complete {
+		return ""
+	}
+	return all.String()
+}
