@@ -40,7 +40,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, benches, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+	if err := run(ctx, benches, os.Args[1:], os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
@@ -83,6 +83,10 @@ func run(ctx context.Context, benches map[string]bench, args []string, stdout, s
 func parse(args []string, stderr io.Writer) (name, format string, enforce bool, rounds int, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		_, _ = fmt.Fprint(stderr, "usage: bench NAME [-o text|json] [-enforce] [-rounds N]\nexample: go run ./tools/bench dns -rounds 2\n")
+		flags.PrintDefaults()
+	}
 	flags.StringVar(&format, "o", "text", "`format` of the result: text or json")
 	flags.BoolVar(&enforce, "enforce", false, "exit with 1 if a bar is missed")
 	flags.IntVar(&rounds, "rounds", 6, "interleaved rounds; the result is their median")

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -45,7 +46,12 @@ var checks = []check{
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), "usage: check [CHECK ...]\nexample: go run ./tools/check vet lint\n")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if err := run(ctx, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "check:", err)
 		stop()
 		os.Exit(1)

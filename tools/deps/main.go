@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -15,7 +16,12 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := debian.Ensure(ctx, os.Stderr, os.Args[1:]...); err != nil {
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), "usage: deps PACKAGE ...\nexample: go run ./tools/deps clang-19 llvm-19\n")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if err := debian.Ensure(ctx, os.Stderr, flag.Args()...); err != nil {
 		fmt.Fprintln(os.Stderr, "deps:", err)
 		stop()
 		os.Exit(1)

@@ -20,6 +20,10 @@ import (
 func main() {
 	list := flag.Bool("list", false, "list the steps with the files they write")
 	root := flag.String("C", ".", "the repository's root")
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), "usage: generate [-C DIR] [-list] [STEP ...]\nexample: go run ./tools/generate conformance\n")
+		flag.PrintDefaults()
+	}
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()

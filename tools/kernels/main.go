@@ -12,6 +12,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -23,7 +24,12 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), "usage: kernels [KERNEL ...]\nexample: go run ./tools/kernels 6.1\n")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if err := run(ctx, flag.Args(), os.Stdout); err != nil {
 		fmt.Fprintln(os.Stdout, "kernels:", err)
 		stop()
 		os.Exit(1)

@@ -88,6 +88,10 @@ func main() {
 	pattern := flag.String("run", "", "only tests that match, as for go test")
 	unit := flag.Bool("unit", false, "only tests that need neither privileges nor an API server")
 	race := flag.Bool("race", false, "only packages that need neither privileges nor an API server, with the race detector, unless they are unchanged")
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), "usage: test [-run PATTERN] [-unit | -race | -soak ROUNDS] [PACKAGE ...]\nexample: go run ./tools/test -run TestLeave ./controlplane/...\n")
+		flag.PrintDefaults()
+	}
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
