@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images check unit test test-kernels race soak demo demo-down demo-gateway demo-gateway-down
+.PHONY: help generate build images check unit test test-kernels race soak demo demo-down demo-gateway demo-gateway-down conformance-report
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ demo-gateway: ## the gateways' job, on a real cluster and a real Neutron; ends w
 
 demo-gateway-down: ## remove what demo-gateway made
 	go run ./e2e/demo/gateway down
+
+conformance-report: ## the MCS API's own suite against two real clusters; SUITE is a clone of its repository
+	go run ./e2e/conformance --suite $(or $(SUITE),../mcs-api)
 
 bench-%: ## one benchmark, such as bench-dataplane
 	go run ./tools/bench $*
