@@ -1,0 +1,70 @@
+package e2e
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/tools/testbed"
+)
+
+// TestDeclinedAddress: b exports a Service that declines a ClusterSetIP. Where the network routes b's Service CIDRs, its name leads
+// clients of a to the ClusterIPs that it has in b, and from there to its pods.
+func TestDeclinedAddress(t *testing.T) {
+	needBed(t)
+	t.Parallel()
+	ctx := t.Context()
+	routeServices(t, "a", "b")
+	export := `
+apiVersion: multicluster.x-k8s.io/v1beta1
+kind: ServiceExport
+metadata: {name: declined, namespace: ` + namespace + `, annotations: {` + v1alpha1.AnnotationUseClusterSetIP + `: "false"}}
+`
+	if err := bed.Apply(ctx, "b", behind("declined", ports42)+"---"+export); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := bed.Kubectl(context.WithoutCancel(ctx), "b", "delete", "serviceexport/declined", "service/declined", "--namespace", namespace); err != nil {
+			t.Error(err)
+		}
+	})
+	said, err := bed.Kubectl(ctx, "b", "get", "service", "declined", "--namespace", namespace, "--output", "jsonpath={.spec.clusterIPs[*]}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text := range strings.FieldsSeq(said) {
+		qtype := "A"
+		if netip.MustParseAddr(text).Is6() {
+			qtype = "AAAA"
+		}
+		for _, m := range testbed.Members() {
+			resolvesTo(t, m, qtype, "declined."+namespace+".svc.clusterset.local", text)
+		}
+	}
+	for _, m := range testbed.Members() {
+		answers(t, m, "b", "--tcp", fqdn("declined", 42))
+		answers(t, m, "b", "--udp", fqdn("declined", 42))
+	}
+}
+
+// routeServices routes the Service CIDRs of one cluster through its first node, from the nodes of another one, until the test ends.
+func routeServices(t *testing.T, from, to string) {
+	t.Helper()
+	target := clusterOf(t, to)
+	via := map[bool]netip.Addr{true: target.Nodes[0].IPv4, false: target.Nodes[0].IPv6}
+	for _, cidr := range target.ServiceCIDRs() {
+		for _, node := range clusterOf(t, from).Nodes {
+			route := []string{cidr.String(), "via", via[cidr.Addr().Is4()].String()}
+			if _, err := bed.Node(t.Context(), node.Name, append([]string{"ip", "route", "add"}, route...)...); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if _, err := bed.Node(context.WithoutCancel(t.Context()), node.Name, append([]string{"ip", "route", "del"}, route...)...); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
