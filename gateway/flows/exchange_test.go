@@ -24,8 +24,8 @@ import (
 type fake struct {
 	opens chan Flow
 	mu    sync.Mutex
-	has   []Flow // from the start
-	heard []Flow
+	has   []Flow                  // see give; guarded by mu
+	heard []Flow                  // guarded by mu
 	late  map[netip.AddrPort]bool // backends that it does not have yet
 }
 
@@ -45,8 +45,25 @@ func (f *fake) Export(ctx context.Context, tell func(Flow) error) error {
 	}
 }
 
+// give adds flows that the balancer has.
+func (f *fake) give(all ...Flow) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.has = append(f.has, all...)
+}
+
+// count returns how many flows were imported.
+func (f *fake) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.heard)
+}
+
 func (f *fake) All(tell func(Flow) error) error {
-	for _, h := range f.has {
+	f.mu.Lock()
+	all := slices.Clone(f.has)
+	f.mu.Unlock()
+	for _, h := range all {
 		if err := tell(h); err != nil {
 			return err
 		}
@@ -168,7 +185,7 @@ func TestExchange(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	old := flow(1)
-	g[0].balancer.has = []Flow{old}
+	g[0].balancer.give(old)
 	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	await(t, func() bool { return g[1].balancer.knows(old) }, "existing flows are not sent")
@@ -204,7 +221,7 @@ func TestExchange(t *testing.T) {
 func TestPeerRestarts(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
-	g[0].balancer.has = []Flow{flow(1)}
+	g[0].balancer.give(flow(1))
 	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	await(t, func() bool { return g[1].balancer.knows(flow(1)) }, "existing flows are not sent")
@@ -224,7 +241,7 @@ func TestPeerRestarts(t *testing.T) {
 func TestPullAll(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
-	g[0].balancer.has = []Flow{flow(1), flow(2)}
+	g[0].balancer.give(flow(1), flow(2))
 	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	await(t, func() bool { return g[1].Stats().Refused > 0 }, "a gateway without peers received flows") // so the next attempt is a second later
 	if err := g[2].server.Close(); err != nil {
@@ -237,13 +254,13 @@ func TestPullAll(t *testing.T) {
 			t.Errorf("%s is not known", &f)
 		}
 	}
-	heard := len(g[1].balancer.heard)
+	heard := g[1].balancer.count()
 	g[1].PullAll(t.Context(), false) // a peer is asked only once
-	if have := len(g[1].balancer.heard); have != heard {
+	if have := g[1].balancer.count(); have != heard {
 		t.Errorf("%d flows were pulled again", have-heard)
 	}
 	g[1].PullAll(t.Context(), true)
-	if have := len(g[1].balancer.heard); have < heard+2 {
+	if have := g[1].balancer.count(); have < heard+2 {
 		t.Error("everybody was to be asked again")
 	}
 }
@@ -258,7 +275,7 @@ func TestPushAll(t *testing.T) {
 	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	g[0].SetPeers([]desired.PeerGateway{g[1].self, g[2].self})
 	for port := range uint16(2*maxBatch + 1) {
-		g[0].balancer.has = append(g[0].balancer.has, flow(port+1))
+		g[0].balancer.give(flow(port + 1))
 	}
 	g[0].PushAll(t.Context())
 	for _, f := range []Flow{flow(1), flow(maxBatch), flow(maxBatch + 1), flow(2*maxBatch + 1)} {
