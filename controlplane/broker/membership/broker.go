@@ -197,7 +197,7 @@ func (b Broker) writeAgain(ctx context.Context, c client.Client, d *Deployed) er
 		if d.Config, err = readConfig(ctx, c, b.Namespace); err != nil {
 			return err
 		}
-		metav1.SetMetaDataAnnotation(&d.Config.ObjectMeta, annotationWritten, time.Now().UTC().Format(time.RFC3339Nano))
+		markWritten(d.Config)
 		return c.Update(ctx, d.Config, admin.FieldOwner)
 	})
 }

@@ -204,5 +204,5 @@ func (config configuration) objects(ctx context.Context, c client.Client) ([]uns
 
 // isHidden reports whether an error says that an object or kind is missing, or may not be read.
 func isHidden(err error) bool {
-	return admin.IsAbsent(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
+	return admin.IsAbsent(err) || apierrors.IsForbidden(err)
 }

@@ -1,9 +1,11 @@
 package membership
 
 import (
+	"slices"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 )
 
@@ -63,7 +65,7 @@ func TestConfigurations(t *testing.T) {
 			}
 			read := 0
 			for _, config := range configurations {
-				if config.gvk != o.GroupVersionKind() || config.keys != nil && !hasKey(config, o) {
+				if config.gvk != o.GroupVersionKind() || config.keys != nil && !slices.Contains(config.keys, client.ObjectKeyFromObject(o)) {
 					continue
 				}
 				read++
@@ -76,13 +78,4 @@ func TestConfigurations(t *testing.T) {
 			}
 		})
 	}
-}
-
-func hasKey(config configuration, o *unstructured.Unstructured) bool {
-	for _, key := range config.keys {
-		if key.Namespace == o.GetNamespace() && key.Name == o.GetName() {
-			return true
-		}
-	}
-	return false
 }

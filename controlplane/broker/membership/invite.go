@@ -45,8 +45,13 @@ const configDefinition = "clustersetconfigs.isthmus.dev"
 // written again.
 const watchersFollow = 5 * time.Second
 
-// annotationWritten on the ClusterSetConfig is the time of the last write that changed nothing else.
+// annotationWritten on the ClusterSetConfig is the time of the last write by markWritten.
 const annotationWritten = "isthmus.dev/written-at"
+
+// markWritten makes the next update of a ClusterSetConfig a write, also if nothing else has changed.
+func markWritten(config *v1alpha1.ClusterSetConfig) {
+	metav1.SetMetaDataAnnotation(&config.ObjectMeta, annotationWritten, time.Now().UTC().Format(time.RFC3339Nano))
+}
 
 // Invite prepares the broker for one cluster, and returns the file with which that cluster joins, or joins again. It reserves
 // the ClusterSetIP blocks and creates the cluster's account, so that the file itself need not: its token registers that cluster,
@@ -100,7 +105,7 @@ func (inv Invitation) reserve(ctx context.Context, broker client.Client) (*v1alp
 		}
 		config.Spec.Members = withAnyCredential(withBlocks(config.Spec.Members, id, blocks), id)
 		// Each invitation writes something, in case that the policies missed fields of the last write (watchersFollow).
-		metav1.SetMetaDataAnnotation(&config.ObjectMeta, annotationWritten, time.Now().UTC().Format(time.RFC3339Nano))
+		markWritten(config)
 		return broker.Update(ctx, config, admin.FieldOwner)
 	})
 	if err != nil {
