@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/hostile"
 )
 
@@ -117,6 +118,9 @@ var attacks = []attack{
 		r.Spec.UseClusterSetIP = new(false)
 		return []client.Object{r, w.scene.Slice("declined", "10.96.0.53")}
 	}, []string{"10.96.0.53"}},
+	{"a tenant's Service declines a ClusterSetIP where Service CIDRs overlap", "west", func(*testbed) []client.Object {
+		return declinedService("declines")
+	}, []string{string(mcs.ReasonServiceCIDRsOverlap)}},
 	{"an aggregate declines a ClusterSetIP for the next Service", "", func(w *testbed) []client.Object {
 		si := w.scene.Aggregate(newcomer(w.round + 1))
 		si.Spec.IPs = nil
@@ -173,6 +177,21 @@ func elderExport(i int, labels, annotations map[string]string) *v1beta1.ServiceE
 	e := serviceExport(elderName(i))
 	e.Spec.ExportedLabels, e.Spec.ExportedAnnotations = labels, annotations
 	return e
+}
+
+// declinedService returns what a tenant writes to export the address of a Service instead of a ClusterSetIP.
+func declinedService(name string) []client.Object {
+	meta := metav1.ObjectMeta{Namespace: mischief, Name: name}
+	export := &v1beta1.ServiceExport{ObjectMeta: *meta.DeepCopy()}
+	export.Annotations = map[string]string{v1alpha1.AnnotationUseClusterSetIP: "false"}
+	return []client.Object{&corev1.Service{
+		ObjectMeta: *meta.DeepCopy(), Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}},
+	}, &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: mischief, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.119.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))}},
+	}, export}
 }
 
 // crookExports returns what crook writes to export a Service with an endpoint of its own.
