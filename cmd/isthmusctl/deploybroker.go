@@ -34,7 +34,8 @@ there: give --quota-controller where the broker's cluster can run pods, or run i
 --quota-controller elsewhere with a token of ServiceAccount isthmus-quota-controller.
 
 With --admit-any-cluster it also writes a file with which any new cluster joins, whatever its id. The holder of that
-file can add clusters, but cannot change present members or read Secrets. A run without the flag ends such files.
+file can add --admit-at-most clusters, but cannot change present members or read Secrets. A run without the flag ends such
+files.
 
 A second run keeps all settings that no flag names. Members apply changed settings when they join again.`,
 		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig
@@ -54,7 +55,7 @@ A second run keeps all settings that no flag names. Members apply changed settin
 			if err := checkURL("broker-server", b.Server); err != nil {
 				return err
 			}
-			for _, flag := range []string{"output", "valid-for"} {
+			for _, flag := range []string{"output", "valid-for", "admit-at-most"} {
 				if cmd.Flags().Changed(flag) && !b.AdmitAnyCluster {
 					return fmt.Errorf("--%s requires --admit-any-cluster, which writes a file for clusters of any id; isthmusctl invite ID writes one for a single cluster", flag)
 				}
@@ -90,6 +91,7 @@ func bindBrokerSettings(f *pflag.FlagSet, b *membership.Broker) {
 	f.DurationVar(&b.CredentialLifetime, "credential-lifetime", 0, "lifetime of members' credentials, which their controllers renew when half of it has passed (default: the present value, initially 168h)")
 	f.Lookup("credential-lifetime").DefValue = "" // the text has it
 	f.BoolVar(&b.AdmitAnyCluster, "admit-any-cluster", false, "write a file with which any new cluster joins; without it such files end")
+	f.Int64Var(&b.AdmitAtMost, "admit-at-most", 10, "how many clusters that file admits")
 	f.DurationVar(&b.TokenTTL, "valid-for", 24*time.Hour, "lifetime of that file")
 }
 

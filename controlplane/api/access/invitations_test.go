@@ -76,7 +76,7 @@ func TestHostileInvitation(t *testing.T) {
 	b.noError(merge(b.memberNamed("b"), `{"spec":{"podCIDRs":["10.78.0.0/16"]}}`)(t.Context(), clients["again"]))
 	b.noError(boundToken(b, "b", "credential-b", 3600)(t.Context(), clients["again"]))
 	b.noError(boundToken(b, "a", "credential-a", 3600)(t.Context(), clients["member"]))
-	b.noError(b.addNewcomer()(t.Context(), clients["join"]))
+	b.noError(b.addNewcomer("late", "243.10.0.0/16")(t.Context(), clients["join"]))
 	for _, obj := range b.newcomer() {
 		b.noError(create(obj)(t.Context(), clients["join"]))
 	}
@@ -87,6 +87,10 @@ func TestHostileInvitation(t *testing.T) {
 	await.NoError(b.t, "isthmus-join requests tokens of clusters that are no members alone", func() error {
 		return closed(boundToken(b, "late", "credential-late-1", 3600)(t.Context(), clients["join"]), "cluster late has joined before")
 	})
+	// It admitted as many clusters as it may.
+	if err := refused(b.addNewcomer("later", "243.12.0.0/16")(t.Context(), clients["join"]), "the broker-info file admits no more clusters"); err != nil {
+		t.Error(err)
+	}
 }
 
 // closed is refused for callers whom the API server does not know, too.
@@ -133,6 +137,7 @@ func (b *broker) inviteClients() map[string]client.Client {
 		m.Credential = "credential-" + m.ClusterID
 		b.write(&corev1.Secret{ObjectMeta: b.meta(m.Credential)})
 	}
+	config.Spec.AdmitUpTo = int64(len(config.Spec.Members)) + 1
 	b.noError(b.admin.Update(b.t.Context(), config))
 	b.write(&corev1.Secret{ObjectMeta: b.meta("treasure")})
 	b.account("new")
@@ -354,11 +359,11 @@ func (b *broker) attacksOfJoinAccount() map[string]attack {
 	}
 }
 
-// addNewcomer adds cluster "late" to the ClusterSetConfig, as a join does.
-func (b *broker) addNewcomer() attempt {
+// addNewcomer adds a cluster to the ClusterSetConfig, as a join does.
+func (b *broker) addNewcomer(id, block string) attempt {
 	return b.configured(func(c *isthmus.ClusterSetConfig) {
-		c.Spec.Members = append(c.Spec.Members, isthmus.MemberBlocks{ClusterID: "late", ClusterSetIPCIDR: []string{"243.10.0.0/16"}, Credential: "credential-late-1"})
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, "join.isthmus.dev/late", "{}")
+		c.Spec.Members = append(c.Spec.Members, isthmus.MemberBlocks{ClusterID: id, ClusterSetIPCIDR: []string{block}, Credential: "credential-" + id + "-1"})
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, "join.isthmus.dev/"+id, "{}")
 	})
 }
 
@@ -402,6 +407,7 @@ func (b *broker) attacksOnConfig() map[string]attack {
 	return map[string]attack{
 		"other quotas":       by("changes no settings", func(c *isthmus.ClusterSetConfig) { c.Spec.Quotas = &isthmus.Quotas{Services: 1} }),
 		"another ClusterSet": by("changes no settings", func(c *isthmus.ClusterSetConfig) { c.Spec.ClusterSetID = "other" }),
+		"room for more":      by("changes no settings", func(c *isthmus.ClusterSetConfig) { c.Spec.AdmitUpTo = 1000 }),
 		"longer tokens":      by("changes no settings", func(c *isthmus.ClusterSetConfig) { c.Spec.CredentialLifetimeSeconds = 31536000 }),
 		"labels":             by("changes no settings", func(c *isthmus.ClusterSetConfig) { c.Labels = map[string]string{"app": "web"} }),
 		"no members":         members(one, func(list) list { return nil }),

@@ -74,6 +74,9 @@ type ClusterSetConfigSpec struct {
 	// +listType=map
 	// +listMapKey=clusterID
 	Members []MemberBlocks `json:"members,omitempty"`
+	// AdmitUpTo is how many clusters the account isthmus-join fills Members up to; without it, it adds none. Others may add more.
+	// +kubebuilder:validation:Minimum=0
+	AdmitUpTo int64 `json:"admitUpTo,omitempty"`
 	// CredentialLifetimeSeconds bounds the lifetime of a member's token, which its controller renews when half of it has passed.
 	// Without it a token lives for 7 days. The API server may grant less.
 	// +kubebuilder:validation:Minimum=600

@@ -31,6 +31,12 @@ const memberRole = "isthmus-member"
 // defaultClusterSetID is the default id of a ClusterSet.
 const defaultClusterSetID = "clusterset"
 
+// How many clusters a BrokerInfo admits.
+const (
+	defaultAdmitted = 10
+	maxAdmitted     = 10_000
+)
+
 // maxCredentialLifetime is the longest lifetime of members' tokens.
 const maxCredentialLifetime = 365 * 24 * time.Hour
 
@@ -52,6 +58,8 @@ type Broker struct {
 	CredentialLifetime time.Duration
 	// AdmitAnyCluster writes a BrokerInfo that admits new clusters with any id. Without it the earlier ones end.
 	AdmitAnyCluster bool
+	// AdmitAtMost is how many clusters the BrokerInfo admits; 0 means 10.
+	AdmitAtMost int64
 	// TokenTTL is the lifetime of the BrokerInfo. The API server may grant less.
 	TokenTTL time.Duration
 	// Server and CA (PEM) are the address of the broker for members, and its certificate authority.
@@ -122,6 +130,9 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	if err := errors.Join(prune(ctx, c, b.Namespace, time.Now()), pruneInvitations(ctx, c, b.Namespace, time.Now())); err != nil {
 		return d, err
 	}
+	if err := b.limitJoins(ctx, c, &d); err != nil {
+		return d, err
+	}
 	d.Info = describeBroker(d.Config, b.Server, b.CA)
 	return d, b.admitAnyCluster(ctx, c, &d.Info)
 }
@@ -134,6 +145,28 @@ func describeBroker(config *v1alpha1.ClusterSetConfig, server string, ca []byte)
 		ClusterSetIPClusterSize: config.Spec.ClusterSetIPClusterSize, Settings: config.Spec.Settings,
 		Server: server, CA: ca, Namespace: config.Namespace,
 	}
+}
+
+// limitJoins writes how many members the BrokerInfo admits clusters up to.
+func (b Broker) limitJoins(ctx context.Context, c client.Client, d *Deployed) error {
+	// The API server drops the new field until it serves the new definition.
+	return admin.Await(ctx, "write how many clusters the file admits", func() (bool, error) {
+		err := retry.RetryOnConflict(contention, func() (err error) {
+			if d.Config, err = readConfig(ctx, c, b.Namespace); err != nil {
+				return err
+			}
+			most := int64(0)
+			if b.AdmitAnyCluster {
+				most = int64(len(d.Config.Spec.Members)) + cmp.Or(b.AdmitAtMost, defaultAdmitted)
+			}
+			if d.Config.Spec.AdmitUpTo == most {
+				return nil
+			}
+			d.Config.Spec.AdmitUpTo = most
+			return c.Update(ctx, d.Config, admin.FieldOwner)
+		})
+		return (d.Config.Spec.AdmitUpTo > 0) == b.AdmitAnyCluster, err
+	})
 }
 
 // admitAnyCluster writes the account that may register new clusters, and its token into info; or it removes that account.
@@ -211,6 +244,9 @@ func (b Broker) validate() error {
 	if b.AdmitAnyCluster {
 		if err := checkTTL(b.TokenTTL); err != nil {
 			return err
+		}
+		if n := b.AdmitAtMost; n < 0 || n > maxAdmitted {
+			return fmt.Errorf("a file cannot admit %d clusters; choose 1 to %d", n, maxAdmitted)
 		}
 	}
 	if l := b.CredentialLifetime; l != 0 && (l < 10*time.Minute || l > maxCredentialLifetime) {

@@ -109,6 +109,7 @@ func TestDeployBrokerRefuses(t *testing.T) {
 		"a tiny block":                          {Broker{ClusterSize: 3}, "a block of 3 addresses is too small; it needs at least 4"},
 		"a range of one block":                  {Broker{Ranges: cidrs("243.0.0.0/30")}, "243.0.0.0/30 is too small"},
 		"an invalid id":                         {Broker{ClusterSetID: "a_b"}, "the ClusterSet's id follows the rules of cluster ids"},
+		"too many clusters":                     {Broker{TokenTTL: time.Hour, AdmitAnyCluster: true, AdmitAtMost: maxAdmitted + 1}, "cannot admit 10001 clusters; choose 1 to 10000"},
 		"a short lifetime":                      {Broker{TokenTTL: time.Second, AdmitAnyCluster: true}, "no credential for 1s"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -136,5 +137,28 @@ func TestDeployBrokerRefusesItsOwnAddresses(t *testing.T) {
 				t.Errorf("settings were written: %+v, %v", list.Items, err)
 			}
 		})
+	}
+}
+
+// A broker-info file admits as many clusters as its administrator said, and the next file as many more.
+func TestAdmitAtMost(t *testing.T) {
+	b := Broker{Namespace: "atmost", Ranges: cidrs("243.0.0.0/8"), AdmitAtMost: 1}
+	info, asAdmin := deploy(t, b)
+	broker, member := newClient(t, info.RESTConfig()), cluster(t, &memberServer)
+	awaitPolicies(t, broker, "atmost")
+	if _, err := Join(t.Context(), broker, member, request(info, "a", 1)); err != nil {
+		t.Fatal(err)
+	}
+	second := request(info, "b", 2)
+	if _, err := Join(t.Context(), broker, cluster(t, &otherServer), second); err == nil || !strings.Contains(err.Error(), "the broker-info file admits no more clusters; invite each further one: isthmusctl invite ID") {
+		t.Fatalf("joined as the second of one: %v", err)
+	}
+	if all := brokerConfig(t, asAdmin, "atmost").Spec.Members; len(all) != 1 {
+		t.Errorf("the ClusterSetConfig lists %+v", all)
+	}
+	info, _ = deploy(t, b)
+	second.Broker = info
+	if _, err := Join(t.Context(), newClient(t, info.RESTConfig()), cluster(t, &otherServer), second); err != nil {
+		t.Errorf("joined with a second file: %v", err)
 	}
 }
