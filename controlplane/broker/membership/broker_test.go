@@ -49,7 +49,7 @@ func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
 	file, _ := deploy(t, b)
 	want := v1alpha1.ClusterSetConfigSpec{
 		ClusterSetID: "prod", ClusterSetIPCIDRRange: []string{"242.0.0.0/8"}, ClusterSetIPClusterSize: 8192,
-		Settings: v1alpha1.Settings{PortMerge: v1alpha1.PortMergeIntersection},
+		AdmitUpTo: defaultAdmitted, Settings: v1alpha1.Settings{PortMerge: v1alpha1.PortMergeIntersection},
 	}
 	if diff := cmp.Diff(want, get().Spec); diff != "" {
 		t.Errorf("settings (-want +have):\n%s", diff)
