@@ -25,6 +25,7 @@ type Slice struct {
 	Family    Family
 	Ports     []EndpointPort // by Name, then Protocol
 	Endpoints []Endpoint     // by first address
+	Regions   Regions        // of the zones of Endpoints, as far as the member states them
 }
 
 // EndpointPort is a port on which the pods of a slice listen. It belongs to the Service port of the same name and

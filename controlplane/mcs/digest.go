@@ -56,13 +56,14 @@ func sharedBool(b *bool) *bool {
 // Digest is a hash: equal objects have equal digests within one process.
 type Digest uint64
 
-// SliceDigest returns the digest of the fields that this package writes into a slice: type, labels, owners, endpoints and
-// ports. It ignores ChangedAt, and fields that the API server adds.
+// SliceDigest returns the digest of the fields that this package writes into a slice: type, labels, regions, owners, endpoints
+// and ports. It ignores ChangedAt, and fields that the API server adds.
 func SliceDigest(es *discoveryv1.EndpointSlice) Digest {
 	var w digester
 	w.h.SetSeed(seed)
 	w.text(string(es.AddressType))
 	w.labels(es.Labels)
+	w.text(es.Annotations[v1alpha1.AnnotationRegions])
 	for _, o := range es.OwnerReferences {
 		w.text(string(o.UID))
 	}

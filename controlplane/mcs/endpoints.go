@@ -139,8 +139,8 @@ func SetChangedAt(obj metav1.Object, t time.Time) {
 
 // ImportedSlice returns the imported form of a slice of the broker, in imp's namespace and without an owner. from is the
 // export of the slice's member: the slice keeps only ports of imp that the member exposes (KEP-1645, "Service Port": no
-// traffic for a port to a Service that does not expose it). It has the labels of the Service, but never
-// kubernetes.io/service-name, which would add remote pods to the cluster's own Service.
+// traffic for a port to a Service that does not expose it). It keeps the regions of its zones. It has the labels of the
+// Service, but never kubernetes.io/service-name, which would add remote pods to the cluster's own Service.
 func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, from clusterset.Export) *discoveryv1.EndpointSlice {
 	es := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -160,6 +160,9 @@ func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, fro
 	}
 	if changed, ok := broker.Annotations[v1alpha1.AnnotationChangedAt]; ok {
 		metav1.SetMetaDataAnnotation(&es.ObjectMeta, v1alpha1.AnnotationChangedAt, changed)
+	}
+	if regions := regionsOf(broker); regions != (clusterset.Regions{}) {
+		SetRegions(es, regions.Of)
 	}
 	for _, p := range broker.Ports {
 		if exposed(p, imp, from) {

@@ -435,6 +435,48 @@ func TestSlicesReachTheNode(t *testing.T) {
 	}
 }
 
+// The region of each zone follows the endpoints from their own cluster over the broker to a node of another.
+func TestRegionsReachTheNode(t *testing.T) {
+	known := map[string]string{"z1": "r1", "z2": "r2", "": "r3", "elsewhere": "r4"}
+	source := sourceSlice()
+	source.Endpoints = append(source.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.0.0.3"}, Zone: new("unknown")})
+	export := clusterset.Export{Cluster: "a", Service: clusterset.ServiceName{Namespace: "demo", Name: "hello"}}
+	imp, _ := clusterset.Merge([]clusterset.Export{export})
+	broker := mcs.BrokerSlice(source, "a")
+	without := mcs.SliceDigest(broker)
+	mcs.SetRegions(broker, func(zone string) string { return known[zone] })
+	if have := broker.Annotations["isthmus.dev/regions"]; have != "=r3,z1=r1" {
+		t.Errorf("the exported slice has the regions %q", have)
+	}
+	if mcs.SliceDigest(broker) == without {
+		t.Error("regions are no change of a slice")
+	}
+	packed := mcs.Pack(broker)
+	unpacked := packed.Unpack()
+	if mcs.SliceDigest(unpacked) != mcs.SliceDigest(broker) || len(packed.Omitted) > 0 {
+		t.Errorf("packing changed the slice to %v, without %v", unpacked.Annotations, packed.Omitted)
+	}
+	if bytes := packed.Bytes() - mcs.Pack(mcs.BrokerSlice(source, "a")).Bytes(); bytes != len("=r3,z1=r1") {
+		t.Errorf("regions count as %d bytes of the member's quota", bytes)
+	}
+	if stub := packed.Stub(); stub.Bytes() != packed.Bytes() || len(stub.Unpack().Annotations) > 0 {
+		t.Errorf("a stub has %d bytes and the annotations %v", stub.Bytes(), stub.Unpack().Annotations)
+	}
+	have, _, err := mcs.Slice(mcs.ImportedSlice(unpacked, imp, export))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for zone, want := range map[string]string{"z1": "r1", "": "r3", "z2": "", "unknown": ""} {
+		if region := have.Regions.Of(zone); region != want {
+			t.Errorf("zone %q is in region %q, want %q", zone, region, want)
+		}
+	}
+	mcs.SetRegions(broker, func(string) string { return "" })
+	if len(broker.Annotations) > 0 {
+		t.Errorf("a slice of unknown regions has the annotations %v", broker.Annotations)
+	}
+}
+
 func TestImportedSliceHasOnlyPortsThatItsMemberExposes(t *testing.T) {
 	name := clusterset.ServiceName{Namespace: "demo", Name: "hello"}
 	ports := func(cluster clusterset.ClusterID, ports ...clusterset.Port) clusterset.Export {

@@ -226,6 +226,69 @@ func TestHostileSlice(t *testing.T) {
 	}
 }
 
+// A slice states regions in the one form of the annotation, and only those of its own zones count.
+func TestHostileRegions(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 64)
+	for name, test := range map[string]struct {
+		text, kept string
+		omitted    bool
+	}{
+		"none":                      {},
+		"all":                       {text: "=r2,z1=r1", kept: "=r2,z1=r1"},
+		"in another order":          {text: "z1=r1,=r2", kept: "=r2,z1=r1"},
+		"of a zone elsewhere":       {text: "z1=r1,z9=r9", kept: "z1=r1"},
+		"only of a zone elsewhere":  {text: "z9=r9"},
+		"without a region":          {text: "z1=", omitted: true},
+		"without a sign":            {text: "z1", omitted: true},
+		"with two signs":            {text: "z1=r1=r2", omitted: true},
+		"twice":                     {text: "z1=r1,z1=r2", omitted: true},
+		"with an end":               {text: "z1=r1,", omitted: true},
+		"with a space":              {text: "z1=r1, =r2", omitted: true},
+		"a long zone":               {text: long + "=r1", omitted: true},
+		"a long region":             {text: "z1=" + long, omitted: true},
+		"a newline":                 {text: "z1=r1\n", omitted: true},
+		"too many":                  {text: "z1=r1" + strings.Repeat(",z9=r9", MaxRegionBytes/6), omitted: true},
+		"far too many, and no more": {text: strings.Repeat("z", 1<<20), omitted: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			es := &discoveryv1.EndpointSlice{
+				ObjectMeta: metav1.ObjectMeta{
+					Name: "x", Labels: ownerLabels("a", clusterset.ServiceName{Namespace: "demo", Name: "web"}),
+					Annotations: map[string]string{v1alpha1.AnnotationRegions: test.text},
+				},
+				AddressType: discoveryv1.AddressTypeIPv4,
+				Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, Zone: new("z1")}, {Addresses: []string{"10.0.0.2"}}},
+			}
+			p := Pack(es)
+			if kept := p.Unpack().Annotations[v1alpha1.AnnotationRegions]; kept != test.kept {
+				t.Errorf("kept %q, want %q", kept, test.kept)
+			}
+			if (len(p.Omitted) == 1) != test.omitted || test.omitted && (p.Omitted[0].Kind() != "metadata.annotations" || len(p.Omitted[0].Error()) > 300) {
+				t.Errorf("omitted %v", p.Omitted)
+			}
+			imp := clusterset.Import{Service: clusterset.ServiceName{Namespace: "demo", Name: "web"}}
+			if kept := ImportedSlice(es, imp, clusterset.Export{Cluster: "a"}).Annotations[v1alpha1.AnnotationRegions]; kept != test.kept {
+				t.Errorf("imported %q, want %q", kept, test.kept)
+			}
+		})
+	}
+}
+
+// However many zones a slice has, importers accept its regions.
+func TestRegionsStayWithinTheirBound(t *testing.T) {
+	t.Parallel()
+	es := &discoveryv1.EndpointSlice{}
+	for i := range 1000 {
+		es.Endpoints = append(es.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}, Zone: new(fmt.Sprintf("z%062d", i))})
+	}
+	SetRegions(es, func(string) string { return strings.Repeat("r", 63) })
+	if p := Pack(es); len(p.Omitted) > 0 || p.regions.Of(fmt.Sprintf("z%062d", 30)) == "" {
+		t.Errorf("omitted %v, and have %d bytes of regions", p.Omitted, len(p.regions.String()))
+	}
+}
+
 // Any member may write the ports of an aggregate, and an older broker lets any member write the rest. None of it stops the
 // Service.
 func TestHostileAggregate(t *testing.T) {

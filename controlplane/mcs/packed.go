@@ -3,6 +3,7 @@ package mcs
 import (
 	"encoding/json"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -29,6 +31,7 @@ type Packed struct {
 	addresses unique.Handle[string] // the address type
 	changed   int64                 // ChangedAt in nanoseconds since 1970; 0 if unknown
 	ports     unique.Handle[string] // as JSON
+	regions   clusterset.Regions    // of zones of endpoints
 	endpoints []packedEndpoint
 	stub      *stub // not nil: the slice has neither ports nor endpoints here
 }
@@ -49,8 +52,8 @@ type packedEndpoint struct {
 const unset = "\x00"
 
 // Pack packs a slice of the broker. It keeps the first address of each endpoint, the only one that the API defines, and
-// drops endpoints without a valid one. It trusts no field: it omits ports beyond MaxPorts, and names of hosts, pods, nodes
-// and zones that Kubernetes would not accept.
+// drops endpoints without a valid one. It trusts no field: it omits ports beyond MaxPorts, names of hosts, pods, nodes and zones
+// that Kubernetes would not accept, and regions of zones without an endpoint.
 func Pack(es *discoveryv1.EndpointSlice) *Packed {
 	name, _ := ServiceOf(es)
 	p := &Packed{
@@ -86,6 +89,9 @@ func Pack(es *discoveryv1.EndpointSlice) *Packed {
 			hints: vet.hints(e.Hints),
 			ready: packBool(e.Conditions.Ready), serving: packBool(e.Conditions.Serving), t: packBool(e.Conditions.Terminating),
 		})
+	}
+	if stated := vet.regions(es.Annotations[v1alpha1.AnnotationRegions]); len(stated) > 0 {
+		p.regions = regionsIn(p.zones(), func(zone string) string { return stated[zone] })
 	}
 	p.Omitted = vet.omitted
 	return p
@@ -164,12 +170,27 @@ func (p *Packed) Len() int {
 	return len(p.endpoints)
 }
 
-// Bytes returns the size of the slice's ports and hints.
+// zones returns the zones of the endpoints, "" for those without one.
+func (p *Packed) zones() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for i := range p.endpoints {
+			zone := p.endpoints[i].zone.Value()
+			if zone == unset {
+				zone = ""
+			}
+			if !yield(zone) {
+				return
+			}
+		}
+	}
+}
+
+// Bytes returns the size of the slice's ports, regions and hints.
 func (p *Packed) Bytes() int {
 	if p.stub != nil {
 		return p.stub.bytes
 	}
-	n := len(p.ports.Value())
+	n := len(p.ports.Value()) + len(p.regions.String())
 	for i := range p.endpoints {
 		hints := p.endpoints[i].hints
 		if hints == nil {
@@ -189,7 +210,7 @@ func (p *Packed) Bytes() int {
 func (p *Packed) Stub() *Packed {
 	s := *p
 	s.stub = &stub{p.Len(), p.Bytes()}
-	s.ports, s.endpoints, s.Omitted = unique.Make("[]"), nil, nil
+	s.ports, s.regions, s.endpoints, s.Omitted = unique.Make("[]"), clusterset.Regions{}, nil, nil
 	return &s
 }
 
@@ -209,6 +230,7 @@ func (p *Packed) Unpack() *discoveryv1.EndpointSlice {
 	if t, ok := p.ChangedAt(); ok {
 		SetChangedAt(es, t)
 	}
+	writeRegions(es, p.regions)
 	if err := json.Unmarshal([]byte(p.ports.Value()), &es.Ports); err != nil {
 		panic(fmt.Sprintf("mcs: decode ports of slice %s: %v", p.Name, err)) // Pack encoded them
 	}

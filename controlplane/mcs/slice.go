@@ -19,7 +19,7 @@ import (
 // defaults of the API: ready, serving like ready, not terminating.
 //
 // It drops addresses that can never be a backend (loopback, link-local and the like), endpoints without another address,
-// and ports without a number.
+// ports without a number, and regions whose annotation is not valid.
 func Slice(es *discoveryv1.EndpointSlice) (clusterset.Slice, clusterset.ServiceName, error) {
 	name := clusterset.ServiceName{Namespace: es.Namespace, Name: es.Labels[v1beta1.LabelServiceName]}
 	s := clusterset.Slice{Name: es.Name, Cluster: clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster])}
@@ -51,6 +51,7 @@ func Slice(es *discoveryv1.EndpointSlice) (clusterset.Slice, clusterset.ServiceN
 			s.Endpoints = append(s.Endpoints, e)
 		}
 	}
+	s.Regions = regionsOf(es)
 	if len(errs) > 0 {
 		return clusterset.Slice{}, clusterset.ServiceName{}, fmt.Errorf("endpoint slice %s/%s: %w", es.Namespace, es.Name, errors.Join(errs...))
 	}

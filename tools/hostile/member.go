@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -143,6 +144,9 @@ func brokerSliceTwists() []func(*Source, *discoveryv1.EndpointSlice) {
 		},
 		func(s *Source, es *discoveryv1.EndpointSlice) {
 			es.Annotations = map[string]string{v1alpha1.AnnotationChangedAt: Pick(s, "0", "-1", "9223372036854775807", "soon")}
+		},
+		func(s *Source, es *discoveryv1.EndpointSlice) {
+			es.Annotations = map[string]string{v1alpha1.AnnotationRegions: Pick(s, "zone-1=region-1", "="+s.Value(), "a,b", strings.Repeat("z=r,", 2000))}
 		},
 		func(s *Source, es *discoveryv1.EndpointSlice) {
 			es.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{Pick(s, s.Foreign...).String()}}}

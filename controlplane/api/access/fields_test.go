@@ -2,6 +2,7 @@ package access_test
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -154,6 +155,14 @@ func (b *broker) attacksOnFields() map[string]attack {
 	tryOn("a large annotation", func(s *slice) {
 		s.Annotations = map[string]string{isthmus.AnnotationChangedAt: strings.Repeat("1", 100_000)}
 	}, `metadata.annotations may have only these keys`)
+	tryOn("large regions", func(s *slice) {
+		s.Annotations = map[string]string{isthmus.AnnotationRegions: "z=r" + strings.Repeat(",z=r", mcs.MaxRegionBytes/4)}
+	}, `metadata.annotations may have only these keys`)
+	for name, text := range map[string]string{
+		"without a region": "z=", "without a zone": "r", "with a space": "z=r, y=r", "with an end": "z=r,", "with two signs": "z=r=q", "with a newline": "z=r\n", "empty": "",
+	} {
+		tryOn("regions "+name, func(s *slice) { s.Annotations = map[string]string{isthmus.AnnotationRegions: text} }, `annotation isthmus.dev/regions must have pairs`)
+	}
 
 	type aggregate = v1beta1.ServiceImport
 	agreeing := func(name string, edit func(*aggregate), because string) {
@@ -191,7 +200,7 @@ func TestLargestObjectsAreAdmitted(t *testing.T) {
 		record.Spec.ExportedAnnotations[key] = "x"
 	}
 	es := b.slice("a", "large", "demo")
-	es.Annotations = record.Annotations
+	es.Annotations = maps.Clone(record.Annotations)
 	es.Ports = nil
 	for i := range mcs.MaxPorts {
 		es.Ports = append(es.Ports, discoveryv1.EndpointPort{Name: new(fmt.Sprintf("port-%d", i)), Protocol: new(corev1.ProtocolTCP), Port: new(int32(i + 1))})
@@ -202,6 +211,13 @@ func TestLargestObjectsAreAdmitted(t *testing.T) {
 			Addresses: []string{fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250)}, NodeName: new(strings.Repeat("n", 63)), Zone: new(strings.Repeat("z", 63)),
 			TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: strings.Repeat("p", 253)},
 		})
+	}
+	for i := range 40 {
+		es.Endpoints[i].Zone = new(fmt.Sprintf("z%062d", i))
+	}
+	mcs.SetRegions(es, func(string) string { return strings.Repeat("r", 63) })
+	if n := len(es.Annotations[isthmus.AnnotationRegions]); n < mcs.MaxRegionBytes-128 {
+		t.Fatalf("only %d bytes of regions", n)
 	}
 	b.noError(a.Create(t.Context(), record))
 	b.noError(a.Create(t.Context(), es))

@@ -27,6 +27,10 @@ const (
 	// AnnotationExportedAt on an imported EndpointSlice is the time from which the export of its member counts, in RFC 3339.
 	// It is the importer's memory of the order of precedence when the broker has lost its records.
 	AnnotationExportedAt = "isthmus.dev/exported-at"
+	// AnnotationRegions on an EndpointSlice, on the broker and in every member, maps the zones of its endpoints to their regions,
+	// as zone=region joined by commas. The pair =region is about endpoints without a zone. The exporting member takes them from
+	// the labels of its Nodes.
+	AnnotationRegions = "isthmus.dev/regions"
 	// AnnotationReleaseHold on the copy of a Member in its own cluster lists requests to release the holds of members,
 	// comma-separated as ID=TIME with the RFC 3339 time of the request.
 	AnnotationReleaseHold = "isthmus.dev/release-hold"

@@ -117,8 +117,8 @@ type Quotas struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=2000000
 	Endpoints int64 `json:"endpoints,omitempty"`
-	// MetadataBytes bounds the labels and annotations of a member's imports, and the labels, ports and hints of its imported
-	// EndpointSlices, in bytes. The labels of a Service count once for each of its slices.
+	// MetadataBytes bounds the labels and annotations of a member's imports, and the labels, ports, regions and hints of its
+	// imported EndpointSlices, in bytes. The labels of a Service count once for each of its slices.
 	// +kubebuilder:default=33554432
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=536870912

@@ -31,7 +31,7 @@ type object struct {
 	valid   bool  // readers judge it
 
 	ports, endpoints int32
-	bytes            int32 // of labels and annotations, or of the ports and hints of a slice
+	bytes            int32 // of labels and annotations, or of the ports, regions and hints of a slice
 	labels           int32 // bytes of the labels that each imported slice of a record has
 	size             int64 // as stored
 }

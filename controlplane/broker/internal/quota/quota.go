@@ -180,7 +180,7 @@ type Slice struct {
 	Service   clusterset.ServiceName
 	Created   time.Time // by the broker
 	Endpoints int
-	Bytes     int // of its ports and hints
+	Bytes     int // of its ports, regions and hints
 }
 
 // SliceOf describes a slice.
