@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/export"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/imports"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/regions"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
@@ -48,11 +49,11 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 	if err := c.connectBroker(ctx, own); err != nil {
 		return err
 	}
-	if err := c.prepareImports(recorder); err != nil {
+	if err := c.prepareLocal(recorder); err != nil {
 		return err
 	}
 	exports := &export.Reconciler{
-		Cluster: c.cluster, Client: c.manager.GetClient(), Broker: c.broker, Imports: c.importer, Pool: self.pool, Settings: c.settings.export,
+		Cluster: c.cluster, Client: c.manager.GetClient(), Broker: c.broker, Imports: c.importer, Regions: c.regions, Pool: self.pool, Settings: c.settings.export,
 		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	}
 	if c.cfg.CheckDNS != nil {
@@ -67,6 +68,7 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 		c.manager.Add(c.renewer),
 		c.manager.Add(c.members),
 		c.manager.Add(c.importer),
+		c.manager.Add(c.regions),
 		c.manager.Add(&liveness.Heartbeat{
 			Self: c.cluster, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.settings.times, Exports: exports.Statement, Log: c.cfg.Log,
 		}),
@@ -144,11 +146,14 @@ func (c *Controller) connectBroker(ctx context.Context, own *registration) error
 	return nil
 }
 
-// prepareImports creates the import reconciler with a client of its own, because the manager's cannot watch.
-func (c *Controller) prepareImports(recorder events.EventRecorder) error {
+// prepareLocal creates the import reconciler and the regions with a client of their own, because the manager's cannot watch.
+func (c *Controller) prepareLocal(recorder events.EventRecorder) error {
 	local, err := client.NewWithWatch(c.cfg.Local, client.Options{HTTPClient: c.manager.GetHTTPClient(), Scheme: c.manager.GetScheme(), Mapper: c.manager.GetRESTMapper()})
 	if err != nil {
 		return fmt.Errorf("prepare a client of %s: %w", c.cfg.Local.Host, err)
+	}
+	if c.regions, err = regions.New(local, c.cfg.Log); err != nil {
+		return err
 	}
 	c.importer, err = imports.New(imports.Config{
 		Cluster: c.cluster, Client: local, Broker: c.broker, Members: c.members,

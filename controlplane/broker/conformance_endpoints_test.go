@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -8,10 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
@@ -65,6 +68,64 @@ func TestEndpointsKeepTheirProperties(t *testing.T) {
 		}
 	}
 	conformance.Holds(t, "N36", "L38")
+}
+
+// The importer learns the region of each zone of the endpoints from the Nodes of their cluster, and each change of it. A zone
+// with Nodes of two regions has none.
+func TestImportedEndpointsHaveRegions(t *testing.T) {
+	w := newTestbed(t)
+	label := func(name, zone, region string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%s", w.ns, name), Labels: map[string]string{corev1.LabelTopologyZone: zone, corev1.LabelTopologyRegion: region},
+		}}
+	}
+	first, second := label("first", "zone-1", "region-1"), label("second", "zone-2", "region-2")
+	for _, n := range []*corev1.Node{first, second} {
+		w.create(w.a, n)
+		t.Cleanup(func() { w.noError(client.IgnoreNotFound(w.a.Delete(context.WithoutCancel(t.Context()), n))) })
+	}
+	w.run()
+	w.a.service("hello")
+	w.a.export("hello")
+	wants := func(regions string) {
+		t.Helper()
+		for _, m := range w.both() {
+			w.eventually(func() error {
+				_, imported := m.imported("hello")
+				if len(imported) != 1 || imported[0].Annotations[v1alpha1.AnnotationRegions] != regions {
+					return fmt.Errorf("in %s want the regions %q, have %+v", m.id, regions, imported)
+				}
+				return nil
+			})
+		}
+	}
+	wants("zone-1=region-1")
+	edit(w, w.a.Client, first, func(n *corev1.Node) { n.Labels[corev1.LabelTopologyRegion] = "region-3" })
+	wants("zone-1=region-3")
+	edit(w, w.a.Client, second, func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-1" })
+	wants("")
+	w.noError(w.a.Delete(t.Context(), second))
+	wants("zone-1=region-3")
+	w.quiet()
+	_, imported := w.b.imported("hello")
+	edit(w, w.b.Client, &imported[0], func(es *discoveryv1.EndpointSlice) { es.Annotations[v1alpha1.AnnotationRegions] = "zone-1=elsewhere" })
+	wants("zone-1=region-3")
+}
+
+// A controller whose rights do not include Nodes exports as before, without regions.
+func TestExportsWithoutTheRightToReadNodes(t *testing.T) {
+	w := newTestbed(t)
+	for _, m := range w.both() {
+		role := &rbacv1.ClusterRole{}
+		w.noError(m.Get(t.Context(), client.ObjectKey{Name: "isthmus-controller." + m.install}, role))
+		edit(w, m.Client, role, func(r *rbacv1.ClusterRole) {
+			r.Rules = slices.DeleteFunc(r.Rules, func(rule rbacv1.PolicyRule) bool { return slices.Contains(rule.Resources, "nodes") })
+		})
+	}
+	w.run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
 }
 
 // The import has the endpoints of all slices of the Service, with one imported slice for each, whatever their writer,

@@ -79,6 +79,7 @@ type Broker struct {
 	sliceEvents sliceEvents
 	quotas      *quotas
 	tombstones  atomic.Int64 // of this member
+	bareUntil   atomic.Int64 // until when slices are written without regions, in nanoseconds since 1970
 	pacer       *pacer
 	changes     objectcache.Trigger
 	exportsOf   *withdrawal.Guard[clusterset.ServiceName] // records

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -57,6 +58,11 @@ func (b *Broker) publishRecord(ctx context.Context, e clusterset.Export, since t
 // it, which tells the other members that the deletion is intended.
 func (b *Broker) publishSlices(ctx context.Context, name clusterset.ServiceName, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error) {
 	own := b.ownSlices(name)
+	if time.Now().UnixNano() < b.bareUntil.Load() {
+		for _, es := range endpoints {
+			mcs.DropRegions(es)
+		}
+	}
 	return slicesync.Sync[*mcs.Packed]{
 		Existing: slices.Collect(maps.Values(own)), Wanted: slices.Values(endpoints),
 		Name:     func(p *mcs.Packed) string { return p.Name },
@@ -79,9 +85,31 @@ func (b *Broker) publishSlices(ctx context.Context, name clusterset.ServiceName,
 	}.Run(ctx)
 }
 
+// bareTime is for how long slices are written without regions after the broker refused these. Then an upgraded broker may accept
+// them.
+const bareTime = time.Hour
+
+// writeSlice writes a slice with the time of its change. The policies of a broker of an earlier version refuse slices with
+// regions; writeSlice then writes it without. Otherwise a controller that is upgraded before its broker could add no endpoint.
 func (b *Broker) writeSlice(ctx context.Context, es *discoveryv1.EndpointSlice, create bool, since time.Time) error {
 	es.Namespace = b.cfg.Namespace
 	mcs.SetChangedAt(es, since)
+	bare := es.DeepCopy()
+	err := b.putSlice(ctx, es, create)
+	if !refusesAnnotations(err) || !mcs.DropRegions(bare) || b.putSlice(ctx, bare, create) != nil {
+		return err
+	}
+	b.bareUntil.Store(time.Now().Add(bareTime).UnixNano())
+	b.cfg.Log.Warn("the broker's policies refuse the regions of endpoints, which are exported without; run isthmusctl deploy-broker of this version", "err", err)
+	return nil
+}
+
+// refusesAnnotations reports whether a policy of the broker, of any version, refuses an annotation.
+func refusesAnnotations(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "metadata.annotations may have only these keys")
+}
+
+func (b *Broker) putSlice(ctx context.Context, es *discoveryv1.EndpointSlice, create bool) error {
 	if create {
 		return wrap("create broker slice", es.Name, apply.Create(ctx, b.client, es, nil))
 	}

@@ -76,6 +76,13 @@ type imports interface {
 	Imported(clusterset.ServiceName) (clusterset.Import, bool)
 }
 
+// regions are the regions of the member's zones.
+type regions interface {
+	// Source has the Services of affected reconciled when a region changes.
+	Source(affected func() []clusterset.ServiceName) source.Source
+	Of(zone string) string
+}
+
 // Settings configure the exports of a member.
 type Settings struct {
 	Policy clusterset.Policy
@@ -94,6 +101,7 @@ type Reconciler struct {
 	Client   client.Client // of the member; it reads from a cache
 	Broker   broker
 	Imports  imports
+	Regions  regions
 	Pool     *clusterset.IPPool // owned by the Reconciler from now on
 	Settings Settings
 	Shared   func(namespace string) bool
@@ -129,10 +137,24 @@ func (r *Reconciler) Setup(ctx context.Context, mgr ctrl.Manager, options contro
 		Watches(&v1beta1.ServiceExport{}, r.enqueue(sameName)).
 		Watches(&corev1.Service{}, r.enqueue(sameName)).
 		Watches(&discoveryv1.EndpointSlice{}, r.enqueue(serviceOfSlice))
-	if err := b.WatchesRawSource(r.Broker.Changes()).Complete(r); err != nil {
+	b = b.WatchesRawSource(r.Broker.Changes()).WatchesRawSource(r.Regions.Source(func() []clusterset.ServiceName { return r.exported(ctx) }))
+	if err := b.Complete(r); err != nil {
 		return fmt.Errorf("set up export: %w", err)
 	}
 	return nil
+}
+
+// exported returns the Services that have a ServiceExport.
+func (r *Reconciler) exported(ctx context.Context) []clusterset.ServiceName {
+	var list v1beta1.ServiceExportList
+	if err := r.Client.List(ctx, &list); err != nil {
+		r.Log.Warn("cannot list the ServiceExports after a change of a zone's region; their endpoints keep the former one until they change", "err", err)
+	}
+	names := make([]clusterset.ServiceName, 0, len(list.Items))
+	for i := range list.Items {
+		names = append(names, sameName(&list.Items[i]))
+	}
+	return names
 }
 
 // enqueue enqueues the Service that name returns for an object, and records the time of the change.
@@ -439,8 +461,8 @@ func (r *Reconciler) remember(name clusterset.ServiceName, others bool) ([]netip
 	return imp.IPs, agreed.Decided()
 }
 
-// endpoints returns the slices to publish, without the endpoints that all other members would refuse, and the reasons for
-// those. overlaps are the addresses of Services that some of them refuse.
+// endpoints returns the slices to publish, with the regions of their zones and without the endpoints that all other members would
+// refuse, and the reasons for those. overlaps are the addresses of Services that some of them refuse.
 func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error, overlaps []mcs.Overlap) {
 	registry, declined := r.Broker.Registry(), merged.UseIP == clusterset.Disabled
 	byService := e.Type == clusterset.ClusterSetIP && (r.Settings.ServiceVIP || declined)
@@ -463,6 +485,7 @@ func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset
 			}
 			return nil
 		})...)
+		mcs.SetRegions(es, r.Regions.Of)
 	}
 	return endpoints, refused, overlaps
 }
