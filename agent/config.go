@@ -47,6 +47,8 @@ type Topology struct {
 	Node lb.Node
 	// ZonesSpanClusters says that a zone's name means the same zone in all members.
 	ZonesSpanClusters bool
+	// RegionsSpanClusters says the same of regions.
+	RegionsSpanClusters bool
 	// Ranges are the CIDRs of all ClusterSetIPs. VIPs are served inside of them only, and their other addresses are refused.
 	// Without any, the last known ones stay in force, which the kernel keeps; if there were none, the agent serves no VIP that
 	// it does not serve already.
@@ -56,7 +58,8 @@ type Topology struct {
 }
 
 func (t Topology) equal(o Topology) bool {
-	return t.Node == o.Node && t.ZonesSpanClusters == o.ZonesSpanClusters && slices.Equal(t.Ranges, o.Ranges) && slices.Equal(t.Own, o.Own)
+	return t.Node == o.Node && t.ZonesSpanClusters == o.ZonesSpanClusters && t.RegionsSpanClusters == o.RegionsSpanClusters &&
+		slices.Equal(t.Ranges, o.Ranges) && slices.Equal(t.Own, o.Own)
 }
 
 // Validate reports all faults of c at once, or nil.

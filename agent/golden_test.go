@@ -32,8 +32,9 @@ var update = flag.Bool("update", false, "rewrite the maps in testdata/*.txtar wi
 //	apply FILE...    create the objects of these files
 //	delete FILE...   delete them
 //	replace OLD NEW  replace the objects of one file by those of another, in one step
-//	topology CLUSTER NODE ZONE [spans] [RANGE...] [own=RANGE...]
-//	                 set the node's topology; with "spans", zones span clusters; "own" are the cluster's own addresses
+//	topology CLUSTER NODE ZONE [region=REGION] [spans] [regions-span] [RANGE...] [own=RANGE...]
+//	                 set the node's topology; with "spans", zones span clusters, with "regions-span" regions do; "own" are the
+//	                 cluster's own addresses
 //	drain CLUSTER... drain these members, and no others
 //	restart          start a new agent on the same maps
 //	writes N         assert the number of map writes of the last command
@@ -95,6 +96,14 @@ func (s *script) run(where, command string, args []string) {
 		for _, a := range args[3:] {
 			if a == "spans" {
 				s.topology.ZonesSpanClusters = true
+				continue
+			}
+			if region, is := strings.CutPrefix(a, "region="); is {
+				s.topology.Node.Region = region
+				continue
+			}
+			if a == "regions-span" {
+				s.topology.RegionsSpanClusters = true
 				continue
 			}
 			if own, is := strings.CutPrefix(a, "own="); is {

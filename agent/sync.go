@@ -36,12 +36,12 @@ func (a *Agent) SetTopology(ctx context.Context, t Topology) error {
 	if same {
 		return nil
 	}
-	a.log.Info("topology changed", "cluster", t.Node.Cluster, "zone", t.Node.Zone, "ranges", t.Ranges, "own", len(t.Own))
+	a.log.Info("topology changed", "cluster", t.Node.Cluster, "zone", t.Node.Zone, "region", t.Node.Region, "ranges", t.Ranges, "own", len(t.Own))
 	return a.update(ctx, func() { a.setTopology(t) })
 }
 
 func (a *Agent) topology() Topology {
-	return Topology{a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges, a.own}
+	return Topology{a.input.Node, a.input.ZonesSpanClusters, a.input.RegionsSpanClusters, a.input.Ranges, a.own}
 }
 
 // withRanges returns t with the last known ranges if it has none: a source that cannot be read clears nothing.
@@ -54,7 +54,8 @@ func (a *Agent) withRanges(t Topology) Topology {
 
 func (a *Agent) setTopology(t Topology) {
 	t = a.withRanges(t)
-	a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges, a.own = t.Node, t.ZonesSpanClusters, slices.Clone(t.Ranges), slices.Clone(t.Own)
+	a.input.Node, a.input.ZonesSpanClusters, a.input.RegionsSpanClusters = t.Node, t.ZonesSpanClusters, t.RegionsSpanClusters
+	a.input.Ranges, a.own = slices.Clone(t.Ranges), slices.Clone(t.Own)
 	if len(t.Ranges) > 0 {
 		a.served = nil
 	}

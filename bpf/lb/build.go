@@ -255,7 +255,7 @@ func (p *Planner) gather(fe *frontend, in *Input, policy *policy, svc *clusterse
 		for ei := range slice.Endpoints {
 			e := &slice.Endpoints[ei]
 			if !e.Ready && !(e.Serving && e.Terminating) || len(e.Addrs) == 0 ||
-				policy.local && !in.Node.inTier(tierNode, false, slice.Cluster, e) {
+				policy.local && !in.inTier(tierNode, slice, e) {
 				continue
 			}
 			addr := e.Addrs[0].Unmap()
@@ -266,7 +266,7 @@ func (p *Planner) gather(fe *frontend, in *Input, policy *policy, svc *clusterse
 			}
 			found = append(found, candidate{
 				address: Address{netip.AddrPortFrom(addr.WithZone(""), target), port.Protocol},
-				cluster: slice.Cluster, rank: policy.rank(in, slice.Cluster, e),
+				cluster: slice.Cluster, rank: policy.rank(in, slice, e),
 			})
 		}
 	}

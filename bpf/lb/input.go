@@ -12,6 +12,7 @@ type Node struct {
 	Cluster clusterset.ClusterID
 	Name    string // unique only within Cluster
 	Zone    string
+	Region  string
 }
 
 // Input is everything that decides what the maps of a node should hold.
@@ -21,6 +22,8 @@ type Input struct {
 	// ZonesSpanClusters says that a zone's name means the same zone in all members. Without it the zones of another
 	// member are never near, whatever their names.
 	ZonesSpanClusters bool
+	// RegionsSpanClusters says the same of regions.
+	RegionsSpanClusters bool
 	// Ranges are the CIDRs of all ClusterSetIPs: an address in them without a frontend is refused. A range that contains
 	// addresses of the cluster itself refuses none, because most of those have no frontend either.
 	Ranges []netip.Prefix

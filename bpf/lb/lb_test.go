@@ -248,6 +248,7 @@ func drawSlice(t *rapid.T, ports []cs.Port) cs.Slice {
 		e.Terminating = !e.Ready && rapid.Bool().Draw(t, "terminating")
 		s.Endpoints = append(s.Endpoints, e)
 	}
+	s.Regions = cs.NewRegions(map[string]string{"z1": rapid.SampledFrom([]string{"", "r1", "r2"}).Draw(t, "region")})
 	return s
 }
 
@@ -261,7 +262,7 @@ func drawPolicy(t *rapid.T, imp *cs.Import) {
 		key    string
 		values []string
 	}{
-		{AnnotationPrefer, []string{"node,remote", "zone", "moon"}},
+		{AnnotationPrefer, []string{"node,remote", "zone", "region,cluster", "moon"}},
 		{AnnotationClusterWeights, []string{"a=3,b=1", "a=0", "b=7,c=2", "a"}},
 		{AnnotationBalancer, []string{"maglev", "random", "fair"}},
 	} {
@@ -274,12 +275,12 @@ func drawPolicy(t *rapid.T, imp *cs.Import) {
 // inputs draws the input of a node; nearly all changes are in the snapshot.
 func inputs() *rapid.Generator[Input] {
 	return rapid.Custom(func(t *rapid.T) Input {
-		in := Input{Snapshot: snapshots().Draw(t, "snapshot"), Node: Node{Cluster: "a", Name: "n1", Zone: "z1"}}
+		in := Input{Snapshot: snapshots().Draw(t, "snapshot"), Node: Node{Cluster: "a", Name: "n1", Zone: "z1", Region: "r1"}}
 		seldom := func(label string) bool { return rapid.IntRange(0, 5).Draw(t, label) == 0 }
 		if seldom("elsewhere") {
 			in.Node = rapid.SampledFrom([]Node{{}, {Cluster: "b", Name: "n1", Zone: "z2"}}).Draw(t, "node")
 		}
-		in.ZonesSpanClusters = seldom("zones span clusters")
+		in.ZonesSpanClusters, in.RegionsSpanClusters = seldom("zones span clusters"), seldom("regions span clusters")
 		if seldom("drained") {
 			in.Drained = map[cs.ClusterID]bool{rapid.SampledFrom([]cs.ClusterID{"a", "b"}).Draw(t, "cluster"): true}
 		}
@@ -307,7 +308,8 @@ func TestPlansStayWithinLimits(t *testing.T) {
 				planner = NewPlanner(have)
 			}
 			unlimited, _ := build(Input{
-				Snapshot: in.Snapshot, Node: in.Node, ZonesSpanClusters: in.ZonesSpanClusters, Ranges: in.Ranges, Drained: in.Drained,
+				Snapshot: in.Snapshot, Node: in.Node, ZonesSpanClusters: in.ZonesSpanClusters, RegionsSpanClusters: in.RegionsSpanClusters,
+				Ranges: in.Ranges, Drained: in.Drained,
 			}, NewState(), new(idAllocator))
 			var problems []Problem
 			for round := 0; ; round++ {

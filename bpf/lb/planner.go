@@ -208,7 +208,8 @@ func (p *Planner) preallocate(snap *clusterset.Snapshot) {
 
 // findChanged marks the Services to rebuild and lists those of the Snapshot in p.order.
 func (p *Planner) findChanged(in *Input) {
-	all := !p.planned || p.last.Node != in.Node || p.last.ZonesSpanClusters != in.ZonesSpanClusters || !maps.Equal(p.last.Drained, in.Drained)
+	all := !p.planned || p.last.Node != in.Node || p.last.ZonesSpanClusters != in.ZonesSpanClusters ||
+		p.last.RegionsSpanClusters != in.RegionsSpanClusters || !maps.Equal(p.last.Drained, in.Drained)
 	before, waiting := p.order, shareFrontends(in.Snapshot, in.Limits.Frontends)
 	p.claimants = claimantsOf(in.Snapshot, waiting)
 	p.order = make([]*serviceState, 0, len(in.Snapshot.Services))
@@ -274,7 +275,7 @@ func same(a, b *clusterset.Service) bool {
 	}
 	for i := range a.Slices {
 		s, t := &a.Slices[i], &b.Slices[i]
-		if s.Cluster != t.Cluster || s.Family != t.Family || !sameMemory(s.Endpoints, t.Endpoints) || !sameMemory(s.Ports, t.Ports) {
+		if s.Cluster != t.Cluster || s.Family != t.Family || s.Regions != t.Regions || !sameMemory(s.Endpoints, t.Endpoints) || !sameMemory(s.Ports, t.Ports) {
 			return false
 		}
 	}

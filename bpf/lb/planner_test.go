@@ -23,6 +23,17 @@ func TestPlannerRebuildsAffectedServices(t *testing.T) {
 	spread := service("a", "243.0.0.5", near, far)
 	spread.TrafficDistribution = "PreferClose"
 	both := snapshotOf(spread)
+	regional := service("a", "243.0.0.5", near, far)
+	regional.Annotations = map[string]string{AnnotationPrefer: "region"}
+	regional.Slices[0].Regions = cs.NewRegions(map[string]string{"z": "r"})
+	moved := service("a", "243.0.0.5", near, far)
+	moved.Annotations = regional.Annotations
+	moved.Slices[1].Regions = regional.Slices[0].Regions
+	inRegion, inMoved := snapshotOf(regional), snapshotOf(moved)
+	inRegion.Node, inRegion.RegionsSpanClusters = Node{Cluster: "a", Region: "r"}, true
+	inMoved.Node, inMoved.RegionsSpanClusters = inRegion.Node, true
+	alone := inMoved
+	alone.RegionsSpanClusters = false
 	elsewhere, spans, drained := both, both, both
 	elsewhere.Node = Node{Cluster: "a", Zone: "z"}
 	spans.Node, spans.ZonesSpanClusters = elsewhere.Node, true
@@ -51,6 +62,10 @@ func TestPlannerRebuildsAffectedServices(t *testing.T) {
 		"the node learns its cluster and zone": {
 			inputs: []Input{both, elsewhere, spans, both},
 			want:   []string{"10.1.0.1:8080 10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.1:8080 10.1.0.2:8080", "10.1.0.1:8080 10.1.0.2:8080"},
+		},
+		"only the regions of slices change": {
+			inputs: []Input{inRegion, inMoved, alone},
+			want:   []string{"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.1:8080 10.1.0.2:8080"},
 		},
 		"a member is drained and restored": {
 			inputs: []Input{both, drained, both},

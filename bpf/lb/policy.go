@@ -16,7 +16,7 @@ import (
 // Annotations for the traffic policy of a Service. Its owner sets them in the exportedAnnotations of a ServiceExport, and
 // they arrive here on the ServiceImport.
 const (
-	// AnnotationPrefer lists tiers in the order of preference, such as "node,zone,cluster,remote" or some of these.
+	// AnnotationPrefer lists tiers in the order of preference, such as "node,zone,region,cluster,remote" or some of these.
 	// The first tier with a ready endpoint serves; endpoints in none of them serve when no tier has a ready one.
 	// It takes the place of trafficDistribution.
 	AnnotationPrefer = clusterset.AnnotationPrefer
@@ -39,7 +39,7 @@ type annotation struct {
 
 // annotations lists every policy annotation. A new one is a field of policy, a parser here, and the code that follows it.
 var annotations = []annotation{
-	{AnnotationPrefer, (*policy).parsePrefer, "list some of node, zone, cluster and remote, each once, such as node,zone,cluster,remote"},
+	{AnnotationPrefer, (*policy).parsePrefer, "list some of node, zone, region, cluster and remote, each once, such as node,zone,region,cluster,remote"},
 	{AnnotationClusterWeights, (*policy).parseWeights, fmt.Sprintf("list cluster=weight with weights of 0 to %d, such as a=3,b=1", maxWeight)},
 	{AnnotationBalancer, (*policy).parseBalancer, "use maglev or random"},
 }
@@ -54,11 +54,12 @@ type tier uint8
 const (
 	tierNode    tier = iota // the same cluster and node
 	tierZone                // the same zone
+	tierRegion              // the same region
 	tierCluster             // the same cluster
 	tierRemote              // another cluster
 )
 
-var tierNames = []string{tierNode: "node", tierZone: "zone", tierCluster: "cluster", tierRemote: "remote"}
+var tierNames = []string{tierNode: "node", tierZone: "zone", tierRegion: "region", tierCluster: "cluster", tierRemote: "remote"}
 
 // policy is the traffic policy of a Service.
 type policy struct {
@@ -71,7 +72,8 @@ type policy struct {
 }
 
 // trafficDistributions are the tiers behind each value of the field (KEP-3015: "the same zone, else any"; "the
-// same node, else the same zone, else any"). Among "any", the node's own cluster comes before the others.
+// same node, else the same zone, else any"). Among "any", the node's own cluster comes before the others. Regions have no part in
+// it: in a cluster of several regions they would divide what the KEP calls "any".
 var trafficDistributions = map[string][]tier{
 	"PreferClose":    {tierZone, tierCluster, tierRemote},
 	"PreferSameZone": {tierZone, tierCluster, tierRemote},
@@ -187,34 +189,37 @@ const rankDrained uint8 = 8 << 2
 // rank orders the endpoints of a Service, lowest first: the endpoints of the lowest rank share the clients. A
 // terminating endpoint ranks after all ready ones (as in kube-proxy), and a cluster of weight 0 after those with a
 // weight. The endpoints of a drained member have rankDrained or more.
-func (p *policy) rank(in *Input, c clusterset.ClusterID, e *clusterset.Endpoint) uint8 {
+func (p *policy) rank(in *Input, s *clusterset.Slice, e *clusterset.Endpoint) uint8 {
 	r := uint8(len(p.prefer))
 	for i, t := range p.prefer {
-		if in.Node.inTier(t, in.ZonesSpanClusters, c, e) {
+		if in.inTier(t, s, e) {
 			r = uint8(i)
 			break
 		}
 	}
-	for bit, worse := range []bool{p.weights != nil && p.weight(c) == 0, !e.Ready} {
+	for bit, worse := range []bool{p.weights != nil && p.weight(s.Cluster) == 0, !e.Ready} {
 		if worse {
 			r |= 8 << bit
 		}
 	}
-	if in.Drained[c] {
+	if in.Drained[s.Cluster] {
 		r |= rankDrained
 	}
 	return r
 }
 
-// inTier reports whether an endpoint of cluster c belongs to tier t from the view of n. Nodes and zones of two clusters
-// may have the same name.
-func (n Node) inTier(t tier, zonesSpan bool, c clusterset.ClusterID, e *clusterset.Endpoint) bool {
-	own := n.Cluster != "" && c == n.Cluster
+// inTier reports whether an endpoint of s belongs to tier t from the view of the node. Nodes, zones and regions of two
+// clusters may have the same name.
+func (in *Input) inTier(t tier, s *clusterset.Slice, e *clusterset.Endpoint) bool {
+	n := &in.Node
+	own := n.Cluster != "" && s.Cluster == n.Cluster
 	switch t {
 	case tierNode:
 		return own && n.Name != "" && e.NodeName.String() == n.Name
 	case tierZone:
-		return (own || zonesSpan) && n.Zone != "" && e.Zone.String() == n.Zone
+		return (own || in.ZonesSpanClusters) && n.Zone != "" && e.Zone.String() == n.Zone
+	case tierRegion:
+		return (own || in.RegionsSpanClusters) && n.Region != "" && s.Regions.Of(e.Zone.String()) == n.Region
 	case tierCluster:
 		return own
 	default:

@@ -15,8 +15,9 @@ import (
 	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// pod parses an endpoint: "cluster/node/zone", after "~" when it terminates, after "!" when it does not serve.
-func pod(t *testing.T, n int, text string) (cs.ClusterID, cs.Endpoint) {
+// pod parses an endpoint: "cluster/node/zone", after "~" when it terminates, after "!" when it does not serve. Its slice knows
+// the region that follows the zone as "@region".
+func pod(t *testing.T, n int, text string) (cs.ClusterID, cs.Endpoint, cs.Regions) {
 	t.Helper()
 	e := cs.Endpoint{Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(n)})}, Ready: true, Serving: true}
 	if rest, ok := strings.CutPrefix(text, "~"); ok {
@@ -25,18 +26,23 @@ func pod(t *testing.T, n int, text string) (cs.ClusterID, cs.Endpoint) {
 	if rest, ok := strings.CutPrefix(text, "!"); ok {
 		text, e.Ready, e.Serving = rest, false, false
 	}
+	text, region, _ := strings.Cut(text, "@")
 	f := strings.Split(text, "/")
 	e.NodeName, e.Zone = cs.Share(f[1]), cs.Share(f[2])
-	return cs.ClusterID(f[0]), e
+	return cs.ClusterID(f[0]), e, cs.NewRegions(map[string]string{f[2]: region})
 }
 
 // Pods are numbered from 1; their addresses end in that number.
 func TestServingEndpoints(t *testing.T) {
 	node := Node{Cluster: "a", Name: "n1", Zone: "z1"}
 	everywhere := []string{"a/n1/z1", "a/n2/z1", "a/n3/z2", "b/n1/z1", "b/n9/z9"}
+	inRegion := &Node{Cluster: "a", Name: "n1", Zone: "z1", Region: "r1"}
+	regions := []string{"a/n2/z2@r1", "a/n3/z3@r2", "b/n1/z1@r1", "b/n9/z9@r9", "b/n8/z8"}
+	tiers := map[string]string{AnnotationPrefer: "node,zone,region,cluster,remote"}
 	tests := map[string]struct {
 		node         *Node // the default is a/n1/z1
 		spans        bool
+		regionsSpan  bool
 		drained      []cs.ClusterID
 		distribution string
 		policy       string
@@ -87,7 +93,28 @@ func TestServingEndpoints(t *testing.T) {
 		"invalid tiers": {
 			annotations: map[string]string{AnnotationPrefer: "node,moon"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1,
 		},
-		"a tier twice": {annotations: map[string]string{AnnotationPrefer: "node,node"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+		"the same region of the same cluster":  {node: inRegion, annotations: tiers, pods: regions, serve: "1", drain: "2 3 4 5"},
+		"no pod in the region, so the cluster": {node: inRegion, annotations: tiers, pods: regions[1:], serve: "1", drain: "2 3 4"},
+		"no pod in the cluster either":         {node: inRegion, annotations: tiers, pods: regions[2:], serve: "1 2 3"},
+		"regions of two clusters are one if regions span clusters": {
+			node: inRegion, regionsSpan: true, annotations: tiers, pods: regions, serve: "1 3", drain: "2 4 5",
+		},
+		"another cluster's pods of the region come before the own cluster's": {
+			node: inRegion, regionsSpan: true, annotations: tiers, pods: regions[1:], serve: "2", drain: "1 3 4",
+		},
+		"zones that span clusters do not make their regions do so": {
+			node: inRegion, spans: true, annotations: map[string]string{AnnotationPrefer: "region"}, pods: []string{"a/n2/z2@r1", "b/n1/z1@r1"}, serve: "1", drain: "2",
+		},
+		"the zone comes before the region": {node: inRegion, annotations: tiers, pods: []string{"a/n2/z1@r1", "a/n3/z2@r1"}, serve: "1", drain: "2"},
+		"a node of an unknown region":      {annotations: tiers, pods: []string{"a/n2/z2", "b/n1/z1"}, serve: "1", drain: "2"},
+		"a pod without a zone in the member's only region": {
+			node: inRegion, annotations: map[string]string{AnnotationPrefer: "region"}, pods: []string{"a//@r1", "a//"}, serve: "1", drain: "2",
+		},
+		"the last tier of five serves before the others' terminating pods": {
+			node: inRegion, annotations: tiers, pods: []string{"~a/n1/z1@r1", "b/n9/z9@r9"}, serve: "2", drain: "1",
+		},
+		"a distribution knows no region": {node: inRegion, distribution: "PreferSameZone", pods: []string{"a/n2/z2@r1", "a/n3/z3@r2", "b/n1/z1@r1"}, serve: "1 2", drain: "3"},
+		"a tier twice":                   {annotations: map[string]string{AnnotationPrefer: "node,node"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
 
 		"weights belong to clusters, not to pods": {
 			annotations: map[string]string{AnnotationClusterWeights: "a=3,b=1"}, pods: everywhere, serve: "1*2 2*2 3*2 4 5",
@@ -138,13 +165,13 @@ func TestServingEndpoints(t *testing.T) {
 			svc := service("hello", "243.0.0.5")
 			svc.TrafficDistribution, svc.InternalTrafficPolicy, svc.Annotations = test.distribution, test.policy, test.annotations
 			for i, text := range test.pods {
-				c, e := pod(t, i+1, text)
+				c, e, regions := pod(t, i+1, text)
 				s := slice("10.0.0.1")
-				s.Cluster, s.Endpoints = c, []cs.Endpoint{e}
+				s.Cluster, s.Endpoints, s.Regions = c, []cs.Endpoint{e}, regions
 				svc.Slices = append(svc.Slices, s)
 			}
 			in := snapshotOf(svc)
-			in.Node, in.ZonesSpanClusters, in.Drained = node, test.spans, map[cs.ClusterID]bool{}
+			in.Node, in.ZonesSpanClusters, in.RegionsSpanClusters, in.Drained = node, test.spans, test.regionsSpan, map[cs.ClusterID]bool{}
 			if test.node != nil {
 				in.Node = *test.node
 			}

@@ -42,13 +42,14 @@ type Config struct {
 	Source string
 	// Imports is writers.Isthmus or writers.Any; "" is writers.Isthmus in a cluster and writers.Any for a folder.
 	Imports string
-	// ClusterID, Zone and Ranges are read from the API server if they are empty. Namespace holds the registration of this
-	// member.
-	ClusterID         string
-	Zone              string
-	Ranges            []string
-	Namespace         string
-	ZonesSpanClusters bool
+	// ClusterID, Zone, Region and Ranges are read from the API server if they are empty. Namespace holds the registration of
+	// this member.
+	ClusterID    string
+	Zone, Region string
+	Ranges       []string
+	Namespace    string
+	// ZonesSpanClusters and RegionsSpanClusters say that names mean the same in all members.
+	ZonesSpanClusters, RegionsSpanClusters bool
 
 	// Packets adds the packet path, on Devices, or on detected devices if that is empty.
 	Packets bool
@@ -97,9 +98,11 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Imports, "imports", "", "ServiceImports and EndpointSlices to serve: isthmus, those that controllers of Isthmus wrote, or any, those of every MCS implementation inside --clusterset-ip-range; default: isthmus, or any for a folder")
 	f.StringVar(&c.ClusterID, "cluster-id", "", "id of this cluster; default: its ClusterProperty "+about.ClusterID)
 	f.StringVar(&c.Zone, "zone", "", "zone of this node; default: its label "+corev1.LabelTopologyZone)
+	f.StringVar(&c.Region, "region", "", "region of this node; default: its label "+corev1.LabelTopologyRegion)
 	f.StringSliceVar(&c.Ranges, "clusterset-ip-range", nil, "range of ClusterSetIPs, repeatable; no other address is served, and connections to an unused one are refused at once; default: the ranges of this member and of its federation, none with --imports=any")
 	f.StringVar(&c.Namespace, "namespace", c.Namespace, "namespace with the registration of this member; env POD_NAMESPACE")
 	f.BoolVar(&c.ZonesSpanClusters, "zones-span-clusters", false, "treat zones with the same name in different clusters as one zone")
+	f.BoolVar(&c.RegionsSpanClusters, "regions-span-clusters", false, "treat regions with the same name in different clusters as one region")
 	f.BoolVar(&c.Packets, "packet-path", false, "also serve clients whose sockets are not translated, by translating packets on network devices")
 	f.StringSliceVar(&c.Devices, "device", nil, "device of the packet path, or a pattern such as eth*, repeatable; default: detected devices")
 	f.StringVar(&c.Order, "packet-order", "", fmt.Sprintf("position of the packet path among other programs on a device: %s (the default) or %s", datapath.OrderNear, datapath.OrderFar))

@@ -26,14 +26,15 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/view"
 )
 
-// The agent reads its topology from these objects and from those of addresses: the node's zone and the cluster's id.
+// The agent reads its topology from these objects and from those of addresses: the node's zone and region, and the cluster's
+// id.
 //
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get
 // +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get
 
 const (
 	// topologyInterval is the time between two lookups. Topologies change seldom: a member's id when it leaves, a node's
-	// zone never. A VIP outside of the known ranges causes a lookup of its own.
+	// zone and region never. A VIP outside of the known ranges causes a lookup of its own.
 	topologyInterval = 10 * time.Minute
 	topologyRetry    = 2 * time.Second // doubles up to topologyInterval
 	// topologyHurry is the least time between two lookups that refused VIPs cause. Anyone who may create a ServiceImport can
@@ -170,7 +171,7 @@ func (w *topologyWatcher) lookup(ctx context.Context, last agent.Topology) looku
 		}
 	}
 	node := &l.topology.Node
-	note("zone of the node, for trafficDistribution", w.lookNode(ctx, &node.Zone))
+	note("zone and region of the node, for trafficDistribution and isthmus.dev/prefer", w.lookNode(ctx, node))
 	if w.cfg.ClusterID == "" {
 		note("id of this cluster, for internalTrafficPolicy and trafficDistribution, see --cluster-id", w.lookCluster(ctx, &node.Cluster))
 	}
@@ -179,14 +180,17 @@ func (w *topologyWatcher) lookup(ctx context.Context, last agent.Topology) looku
 	return l
 }
 
-// lookNode reads the node: its zone, unless a flag sets it, and its addresses.
-func (w *topologyWatcher) lookNode(ctx context.Context, zone *string) error {
+// lookNode reads the node: its zone and its region, unless flags set them, and its addresses.
+func (w *topologyWatcher) lookNode(ctx context.Context, node *lb.Node) error {
 	var n corev1.Node
 	if err := getObject(ctx, w.server, "/api/v1/nodes/"+w.cfg.NodeName, &n); err != nil {
 		return err
 	}
 	if w.cfg.Zone == "" {
-		*zone = n.Labels[corev1.LabelTopologyZone]
+		node.Zone = n.Labels[corev1.LabelTopologyZone]
+	}
+	if w.cfg.Region == "" {
+		node.Region = n.Labels[corev1.LabelTopologyRegion]
 	}
 	return w.addresses.noteNode(&n)
 }
@@ -276,9 +280,10 @@ func objectServer(cluster *rest.Config) (rest.Interface, error) {
 func (c *Config) topology() agent.Topology {
 	ranges, _ := parseRanges(c.Ranges) // Validate has reported the error
 	return agent.Topology{
-		Node:              lb.Node{Cluster: clusterset.ClusterID(c.ClusterID), Name: c.NodeName, Zone: c.Zone},
-		ZonesSpanClusters: c.ZonesSpanClusters,
-		Ranges:            ranges,
+		Node:                lb.Node{Cluster: clusterset.ClusterID(c.ClusterID), Name: c.NodeName, Zone: c.Zone, Region: c.Region},
+		ZonesSpanClusters:   c.ZonesSpanClusters,
+		RegionsSpanClusters: c.RegionsSpanClusters,
+		Ranges:              ranges,
 	}
 }
 

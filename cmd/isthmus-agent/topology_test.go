@@ -105,9 +105,16 @@ func TestTopologyLookup(t *testing.T) {
 		asked   int
 	}{
 		"all found": {objects: all, want: agent.Topology{Node: node, Ranges: ranges}, asked: 6},
+		"a region": {
+			objects: with(nodePath, `{"metadata":{"labels":{"topology.kubernetes.io/zone":"z1","topology.kubernetes.io/region":"r1"}}}`),
+			want:    agent.Topology{Node: lb.Node{Cluster: "a", Name: "n1", Zone: "z1", Region: "r1"}, Ranges: ranges}, asked: 6,
+		},
 		"flags override": {
-			cfg: Config{ClusterID: "x", Zone: "y", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true}, objects: all,
-			want: agent.Topology{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: prefixes("244.0.0.0/8")}, asked: 4,
+			cfg:     Config{ClusterID: "x", Zone: "y", Region: "z", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true, RegionsSpanClusters: true},
+			objects: with(nodePath, `{"metadata":{"labels":{"topology.kubernetes.io/zone":"z1","topology.kubernetes.io/region":"r1"}}}`),
+			want: agent.Topology{
+				Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y", Region: "z"}, ZonesSpanClusters: true, RegionsSpanClusters: true, Ranges: prefixes("244.0.0.0/8"),
+			}, asked: 4,
 		},
 		"any imports, without a range": {cfg: Config{Imports: writers.Any}, objects: all, want: agent.Topology{Node: node}, asked: 5},
 		"any imports, no member":       {cfg: Config{Imports: writers.Any}, objects: with(memberPath, "404"), want: agent.Topology{Node: node}, asked: 5},
