@@ -36,6 +36,8 @@ func (c *Controller) apply(ctx context.Context, o offer, have observedService, u
 		return fmt.Sprintf(text, o.name), c.removeSlices(ctx, have, unread)
 	case apierrors.IsNotFound(err):
 		return fmt.Sprintf("there is no namespace %s; create it", o.name.Namespace), nil
+	case apierrors.IsInvalid(err): // such as a name that begins with a digit, before Kubernetes 1.36
+		return fmt.Sprintf("this cluster refuses service %s: %v", o.name, err), nil
 	case err != nil:
 		return "", err
 	}

@@ -86,7 +86,7 @@ func ofServer(s Server, c CloudSettings) (m machine, ok bool, err error) {
 	}
 	m = machine{cloud: c.Name, name: s.Name, id: s.ID, since: s.Created, addrs: s.Addrs, ready: s.Running, annotations: carry(s.Labels)}
 	m.service = clusterset.ServiceName{Namespace: c.Namespace, Name: cmp.Or(name, labelOf(s))}
-	if faults := validation.IsDNS1035Label(m.service.Name); len(faults) > 0 {
+	if faults := validation.IsDNS1123Label(m.service.Name); len(faults) > 0 {
 		return m, true, fmt.Errorf("%s: %q cannot name a Service (%s); write a name such as web", v1alpha1.MachineServiceAntrea, m.service.Name, strings.Join(faults, ", "))
 	}
 	if namespace, _ := either(s.Labels, v1alpha1.MachineNamespace, v1alpha1.MachineNamespaceAntrea); namespace != "" && namespace != c.Namespace {
@@ -111,7 +111,8 @@ func either(labels map[string]string, first, second string) (string, bool) {
 	return value, ok
 }
 
-// labelOf makes the name of a Service from a server's name, or from its id if the name has no valid character.
+// labelOf makes the name of a Service from a server's name, or from its id if the name has no valid character. It begins with a
+// letter, as Kubernetes before 1.36 requires.
 func labelOf(s Server) string {
 	text := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -125,5 +126,5 @@ func labelOf(s Server) string {
 	if text[0] < 'a' { // a digit
 		text = "vm-" + text
 	}
-	return strings.TrimRight(text[:min(len(text), validation.DNS1035LabelMaxLength)], "-")
+	return strings.TrimRight(text[:min(len(text), validation.DNS1123LabelMaxLength)], "-")
 }

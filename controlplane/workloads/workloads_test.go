@@ -117,6 +117,38 @@ func TestUsersServiceIsNotChanged(t *testing.T) {
 	w.await("db", "10.9.1.1:5432")
 }
 
+// A Service's name may begin with a digit.
+func TestNameWithADigitFirst(t *testing.T) {
+	w := newTestbed(t)
+	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1", v1alpha1.MachineServiceAntrea+"=9web")}
+	w.create(workload("9db", "10.9.1.1"))
+	w.run()
+	w.await("9web", "10.9.0.1:80")
+	w.await("9db", "10.9.1.1:5432")
+}
+
+// A cluster before Kubernetes 1.36 refuses a name that begins with a digit. The machines of that name report it, and the
+// Services of others are not affected.
+func TestRefusedNameIsReported(t *testing.T) {
+	w := newTestbed(t)
+	w.older = true
+	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1", v1alpha1.MachineServiceAntrea+"=9web"), vm("2", "10.9.0.2")}
+	w.create(workload("9db", "10.9.1.1"))
+	w.create(workload("db", "10.9.1.2"))
+	v, _ := w.run()
+	w.await("web", "10.9.0.2:80")
+	w.await("db", "10.9.1.2:5432")
+	await.True(t, "the ExternalWorkload reports the refusal", func() bool {
+		status, message := w.offered("9db")
+		return status == metav1.ConditionFalse && strings.Contains(message, "this cluster refuses service "+w.namespace+"/9db") && strings.Contains(message, "metadata.name")
+	})
+	await.True(t, "so does the state, for both machines", func() bool {
+		p := w.problems(v)
+		return len(p) == 2 && strings.Contains(p[0], "9db") && strings.Contains(p[1], "server name-1 (1) of cloud east: this cluster refuses service "+w.namespace+"/9web")
+	})
+	await.True(t, "the others are offered", func() bool { status, _ := w.offered("db"); return status == metav1.ConditionTrue })
+}
+
 // Annotations for membership of a federated Service come from the machines and go with them. Annotations of users stay.
 func TestAnnotationsOfAService(t *testing.T) {
 	w := newTestbed(t)

@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -104,6 +105,58 @@ func TestClusterWithoutTheMembersFamily(t *testing.T) {
 	w.sync("a")
 	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); strings.Contains(svc.Annotations[status], "does not get it") {
 		t.Errorf("it still says %q", svc.Annotations[status])
+	}
+}
+
+// before136 is a Writer into a cluster of an older Kubernetes, which wants a letter at the beginning of a Service's name.
+type before136 struct{ reconcile.Writer }
+
+func (w before136) Create(ctx context.Context, o client.Object) error {
+	if svc, ok := o.(*corev1.Service); ok {
+		if faults := validation.IsDNS1035Label(svc.Name); len(faults) > 0 {
+			return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), svc.Name, field.ErrorList{
+				field.Invalid(field.NewPath("metadata", "name"), svc.Name, faults[0]),
+			})
+		}
+	}
+	return w.Writer.Create(ctx, o)
+}
+
+// A cluster that refuses a name has the other federated Services, and the member Services report the refusal.
+func TestClusterRefusesAName(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{})
+	w.offer("a", "digit", global, "9shop", nil, "10.1.0.1")
+	w.offer("a", "letter", global, "shop", nil, "10.1.0.2")
+	w.sync("a", "b")
+	var members []reconcile.Member
+	for _, id := range all {
+		members = append(members, w.Member(id))
+	}
+	older := before136{w.Member("c").Lead(1)}
+	for name, refused := range map[string]bool{"9shop": true, "shop": false} {
+		key := reconcile.Key{Kind: "Service", Namespace: system, Name: name}
+		if err := w.reconciler.Reconcile(t.Context(), key, older, members); apierrors.IsInvalid(err) != refused || err != nil && !refused {
+			t.Errorf("%s in the older cluster: %v", name, err)
+		}
+	}
+	w.sync("a", "b")
+	for _, id := range []clusterset.ClusterID{"a", "b"} {
+		if got := w.slices(id, system, "9shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+			t.Errorf("cluster %s has slices %q", id, got)
+		}
+	}
+	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.2:8080"}) {
+		t.Errorf("the older cluster has slices %q of the other Service", got)
+	}
+	w.says("a", "digit", "cluster c refuses it: ")
+	w.says("a", "digit", "metadata.name")
+	if svc, _ := get[corev1.Service](w, "a", w.namespace, "letter"); strings.Contains(svc.Annotations[status], "refuses") {
+		t.Errorf("the other member Service says %q", svc.Annotations[status])
+	}
+	if events := w.Member("a").Events(); !slices.ContainsFunc(events, func(e string) bool {
+		return strings.HasPrefix(e, "Warning NotEverywhere "+w.namespace+"/digit") && strings.Contains(e, "cluster c refuses it")
+	}) {
+		t.Errorf("events: %q", events)
 	}
 }
 

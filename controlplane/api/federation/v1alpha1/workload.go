@@ -13,7 +13,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Ready",type=boolean,JSONPath=`.spec.ready`
 // +kubebuilder:printcolumn:name="Offered",type=string,JSONPath=`.status.conditions[?(@.type=="Offered")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="has(self.spec.service) && self.spec.service.size() > 0 || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",message="spec.service must be given, because metadata.name cannot name a Service: that takes a DNS label that begins with a letter"
+// +kubebuilder:validation:XValidation:rule="has(self.spec.service) && self.spec.service.size() > 0 || self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",message="spec.service must be given, because metadata.name cannot name a Service: that takes a DNS label"
 type ExternalWorkload struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -24,9 +24,10 @@ type ExternalWorkload struct {
 
 // ExternalWorkloadSpec holds the addresses and the ports of the machine.
 type ExternalWorkloadSpec struct {
-	// Service is the name of the Service that the machine serves. Empty means the name of the ExternalWorkload.
+	// Service is the name of the Service that the machine serves. Empty means the name of the ExternalWorkload. Kubernetes before
+	// 1.36 refuses a name that begins with a digit.
 	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^([a-z]([-a-z0-9]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$`
 	Service string `json:"service,omitempty"`
 	// Addresses are the addresses at which clients reach the machine, at most one of each family.
 	// +kubebuilder:validation:MinItems=1

@@ -48,11 +48,14 @@ func TestExternalWorkloadValidation(t *testing.T) {
 		"a name twice":            {obj: ports(v1alpha1.ExternalPort{Name: "x", Port: 53}, v1alpha1.ExternalPort{Name: "x", Port: 54}), refused: true},
 		"a port of no protocol":   {obj: ports(v1alpha1.ExternalPort{Port: 1, Protocol: "ICMP"}), refused: true},
 		"a name of a Service":     {obj: spec(func(s *v1alpha1.ExternalWorkloadSpec) { s.Service = "db" })},
-		"no name of a Service":    {obj: spec(func(s *v1alpha1.ExternalWorkloadSpec) { s.Service = "9db" }), refused: true},
+		"a digit first":           {obj: spec(func(s *v1alpha1.ExternalWorkloadSpec) { s.Service = "9db" })},
+		"no name of a Service":    {obj: spec(func(s *v1alpha1.ExternalWorkloadSpec) { s.Service = "db.9" }), refused: true},
+		"a hyphen first":          {obj: spec(func(s *v1alpha1.ExternalWorkloadSpec) { s.Service = "-db" }), refused: true},
 		"its name cannot name a Service": {
 			obj: workload(func(w *v1alpha1.ExternalWorkload) { w.Name = "db.1" }), refused: true,
 		},
-		"its name need not": {obj: workload(func(w *v1alpha1.ExternalWorkload) { w.Name, w.Spec.Service = "db.1", "db" })},
+		"its name begins with a digit": {obj: workload(func(w *v1alpha1.ExternalWorkload) { w.Name = "9-db" })},
+		"its name need not":            {obj: workload(func(w *v1alpha1.ExternalWorkload) { w.Name, w.Spec.Service = "db.1", "db" })},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := c.Create(t.Context(), tc.obj, client.DryRunAll)

@@ -43,7 +43,7 @@ func Name(svc metav1.Object, system string) (name clusterset.ServiceName, ok boo
 	default:
 		return name, false, nil
 	}
-	if faults := validation.IsDNS1035Label(name.Name); len(faults) > 0 {
+	if faults := validation.IsDNS1123Label(name.Name); len(faults) > 0 {
 		return name, false, fmt.Errorf("annotation %s: %q cannot name a Service (%s); write one such as %s", annotation, name.Name, strings.Join(faults, ", "), svc.GetName())
 	}
 	if isOwn && !clusterset.IsShared(name.Namespace) {
