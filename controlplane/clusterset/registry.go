@@ -15,6 +15,8 @@ type Member struct {
 	Blocks   []netip.Prefix // of its ClusterSetIPs, at most one per family
 	Routed   []netip.Prefix // of its pods, nodes and other endpoints to which other members may send traffic
 	Services []netip.Prefix // of its own Services; several members may use the same
+	// Supernets belong to the member alone. Extended are CIDRs of its pods by its own account, which count inside of Supernets.
+	Supernets, Extended []netip.Prefix
 	// ServiceVIP tells that the member exports the addresses of its Services instead of its pods.
 	ServiceVIP bool
 	JoinedAt   time.Time
@@ -29,15 +31,16 @@ type MemberRegistry struct {
 	members map[ClusterID]entry
 }
 
-// entry is a member, and the prefixes that it registered but may not publish, because an earlier member has them.
+// entry is a member, the prefixes of its endpoints, and those that it registered but may not publish, because an earlier member
+// has them.
 type entry struct {
 	Member
-	denied []netip.Prefix
+	routed, denied []netip.Prefix
 }
 
 // NewMemberRegistry returns the registry of a ClusterSet whose ClusterSetIPs come from ranges. An address that two members
-// register belongs to the one that joined first; ties go to the lower id. No member may publish an address of ranges as
-// an endpoint.
+// register belongs to the one that joined first; ties go to the lower id. That holds for whole supernets: what a member has not
+// extended itself to is no other member's. No member may publish an address of ranges as an endpoint.
 func NewMemberRegistry(ranges []netip.Prefix, members []Member) *MemberRegistry {
 	byAge := slices.SortedFunc(slices.Values(members), func(a, b Member) int {
 		return cmp.Or(a.JoinedAt.Compare(b.JoinedAt), strings.Compare(string(a.ID), string(b.ID)))
@@ -45,14 +48,15 @@ func NewMemberRegistry(ranges []netip.Prefix, members []Member) *MemberRegistry 
 	r := &MemberRegistry{ranges: slices.Clone(ranges), members: map[ClusterID]entry{}}
 	var taken []netip.Prefix
 	for _, m := range byAge {
-		e := entry{Member: m}
+		extends, _ := m.Beyond(m.Extended)
+		e := entry{Member: m, routed: slices.Concat(m.Routed, extends)}
 		for _, t := range taken {
-			if slices.ContainsFunc(m.Routed, t.Overlaps) {
+			if slices.ContainsFunc(e.routed, t.Overlaps) {
 				e.denied = append(e.denied, t)
 			}
 		}
 		if m.LeftAt.IsZero() {
-			taken = append(taken, m.Routed...)
+			taken = append(append(taken, m.Routed...), m.Supernets...)
 		}
 		r.members[m.ID] = e
 	}
@@ -77,7 +81,7 @@ func (r *MemberRegistry) CheckEndpoint(id ClusterID, a netip.Addr) error {
 		return fmt.Errorf("cluster %s is not a member", id)
 	case slices.ContainsFunc(r.ranges, contains):
 		return fmt.Errorf("%s lies in the range of ClusterSetIPs", a)
-	case !slices.ContainsFunc(e.Routed, contains) && !slices.ContainsFunc(e.Services, contains):
+	case !slices.ContainsFunc(e.routed, contains) && !slices.ContainsFunc(e.Services, contains):
 		return fmt.Errorf("%s lies outside of the CIDRs that cluster %s has registered", a, id)
 	case slices.ContainsFunc(e.denied, contains):
 		return fmt.Errorf("%s belongs to another member, which joined earlier", a)
@@ -97,7 +101,7 @@ func (r *MemberRegistry) CheckEndpointFor(reader, id ClusterID, a netip.Addr, de
 	contains := func(p netip.Prefix) bool { return p.Contains(a) }
 	e := r.members[id]
 	switch {
-	case !declined && !e.ServiceVIP && !slices.ContainsFunc(e.Routed, contains):
+	case !declined && !e.ServiceVIP && !slices.ContainsFunc(e.routed, contains):
 		return fmt.Errorf("%s is an address of a Service of cluster %s, which is registered to export pods; deploy the broker with --endpoints=service-vip and join again", a, id)
 	case reader != id && slices.ContainsFunc(r.members[reader].Services, contains):
 		return fmt.Errorf("%s lies in the service CIDRs of cluster %s itself", a, reader)

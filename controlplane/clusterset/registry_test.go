@@ -64,6 +64,48 @@ func TestRegistryChecksEndpoints(t *testing.T) {
 	}
 }
 
+// A member extends itself inside of its own supernet and nowhere else, and no member has addresses of another one's supernet.
+func TestRegistryExtendsInsideOfSupernets(t *testing.T) {
+	t.Parallel()
+	day := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	registry := clusterset.NewMemberRegistry(prefixes("243.0.0.0/8"), []clusterset.Member{
+		{
+			ID: "a", JoinedAt: day, Routed: prefixes("10.128.0.0/24"), Supernets: prefixes("10.128.0.0/10"),
+			Extended: prefixes("10.128.7.0/24", "10.1.7.0/24", "10.0.0.0/8", "0.0.0.0/0"),
+		},
+		{ID: "b", JoinedAt: day.Add(time.Hour), Routed: prefixes("10.1.0.0/16", "10.129.0.0/16"), Extended: prefixes("10.128.7.0/24", "10.2.0.0/16")},
+		{ID: "c", JoinedAt: day.Add(2 * time.Hour), Routed: prefixes("10.3.0.0/16"), Supernets: prefixes("10.128.0.0/9"), Extended: prefixes("10.128.9.0/24", "10.200.0.0/24")},
+		{ID: "left", JoinedAt: day, LeftAt: day.Add(time.Hour), Supernets: prefixes("10.64.0.0/10"), Extended: prefixes("10.64.1.0/24")},
+		{ID: "d", JoinedAt: day.Add(3 * time.Hour), Routed: prefixes("10.64.0.0/16")},
+	})
+	for name, tt := range map[string]struct {
+		id      clusterset.ClusterID
+		address string
+		refused string // part of the reason; empty: it is believed
+	}{
+		"registered":                             {"a", "10.128.0.1", ""},
+		"extended":                               {"a", "10.128.7.1", ""},
+		"in the supernet, not extended":          {"a", "10.128.8.1", "outside of the CIDRs"},
+		"extended beyond the supernet":           {"a", "10.1.7.1", "outside of the CIDRs"},
+		"extended around the supernet":           {"a", "10.9.0.1", "outside of the CIDRs"},
+		"extended into another's supernet":       {"b", "10.128.7.1", "outside of the CIDRs"},
+		"extended without a supernet":            {"b", "10.2.0.1", "outside of the CIDRs"},
+		"registered in another's supernet":       {"b", "10.129.0.1", "joined earlier"},
+		"its own, beside that":                   {"b", "10.1.0.1", ""},
+		"supernets overlap: of the later member": {"c", "10.128.9.1", "joined earlier"},
+		"beside the overlap":                     {"c", "10.200.0.1", ""},
+		"of a member that left":                  {"left", "10.64.1.1", "not a member"},
+		"in the supernet of one that left":       {"d", "10.64.0.1", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := netip.MustParseAddr(tt.address)
+			checkRefusal(t, registry.CheckEndpoint(tt.id, a), tt.refused)
+			checkRefusal(t, registry.CheckEndpointFor("d", tt.id, a, false), tt.refused)
+		})
+	}
+}
+
 func checkRefusal(t *testing.T, err error, want string) {
 	t.Helper()
 	if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {

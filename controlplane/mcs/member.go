@@ -27,6 +27,7 @@ func Member(m *v1alpha1.Member) (clusterset.Member, error) {
 	parsed.ServiceVIP = m.Spec.Endpoints == v1alpha1.EndpointsServiceVIP
 	parsed.Routed = slices.Concat(
 		parse("spec.podCIDRs", m.Spec.PodCIDRs), parse("spec.nodeCIDRs", m.Spec.NodeCIDRs), parse("spec.extraCIDRs", m.Spec.ExtraCIDRs))
+	parsed.Supernets = parse("spec.podSupernets", m.Spec.PodSupernets)
 	if m.Spec.LeftAt != nil {
 		parsed.LeftAt = m.Spec.LeftAt.UTC()
 	}

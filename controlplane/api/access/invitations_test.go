@@ -299,6 +299,7 @@ func (b *broker) attacksOfSecondInvitation() map[string]attack {
 	change := func(patch string) attempt { return merge(b.memberNamed("b"), patch) }
 	return map[string]attack{
 		"addresses of another member":     by(change(`{"spec":{"podCIDRs":["10.77.0.0/24"]}}`), "cluster b may not add addresses of member a"),
+		"a supernet around another":       by(change(`{"spec":{"podSupernets":["10.0.0.0/8"]}}`), "cluster b may not add addresses of member a"),
 		"addresses around another member": by(change(`{"spec":{"extraCIDRs":["10.0.0.0/8"]}}`), "cluster b may not add addresses of member a"),
 		"an earlier time":                 by(change(`{"spec":{"joinTime":"2001-01-01T00:00:00Z"}}`), "spec.joinTime may not be in the past"),
 		"another cluster behind the id":   by(change(`{"metadata":{"annotations":{"isthmus.dev/cluster-uid":"x"}}}`), "another cluster joined as b"),

@@ -38,6 +38,12 @@ const (
 	// AnnotationExports on a member's Lease identifies all that the member exports, by its own account. It is absent while the
 	// member does not know: after a start of its controller, and while an export fails.
 	AnnotationExports = "isthmus.dev/exports"
+	// AnnotationPodCIDRs on a member's Lease lists pod CIDRs of its nodes that it has not registered, separated by commas. Inside of
+	// the member's supernets they count as registered.
+	AnnotationPodCIDRs = "isthmus.dev/pod-cidrs"
+	// AnnotationRefusedServices on a member's Lease is the number of its exported Services with endpoints that the other members
+	// ignore, because the member has not registered their addresses.
+	AnnotationRefusedServices = "isthmus.dev/refused-services"
 
 	// AnnotationAllocatedBy names the member that allocated an aggregate's ClusterSetIP.
 	AnnotationAllocatedBy = "lighthouse.submariner.io/clusterset-ip-allocated-by"

@@ -222,7 +222,8 @@ type Member struct {
 type MemberStatus struct {
 	// Conditions: WithdrawalsHeld is True while many exports of another member vanished together without being withdrawn, so
 	// that their imports are kept; isthmusctl release-hold removes them. NamesResolve is False while the cluster's DNS does
-	// not answer pods for clusterset.local; isthmusctl dns status shows the cause.
+	// not answer pods for clusterset.local; isthmusctl dns status shows the cause. PodsRegistered is False while nodes have pod
+	// CIDRs outside of the registration, whose pods the other members ignore; isthmusctl member set registers them.
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
@@ -241,6 +242,11 @@ const (
 	ConditionNamesResolve  = "NamesResolve"
 	ReasonNamesAnswered    = "NamesAnswered"
 	ReasonNamesNotAnswered = "NamesNotAnswered"
+
+	ConditionPodsRegistered = "PodsRegistered"
+	ReasonPodsInside        = "PodsInside"
+	ReasonPodsExtended      = "PodsExtended"
+	ReasonPodsOutside       = "PodsOutside"
 
 	ConditionCredentialValid    = "CredentialValid"
 	ReasonCredentialRenewed     = "CredentialRenewed"
@@ -268,6 +274,9 @@ type MemberSpec struct {
 	ServiceCIDRs []string `json:"serviceCIDRs,omitempty"`
 	// ExtraCIDRs are further CIDRs of its endpoints, such as those of virtual machines.
 	ExtraCIDRs []string `json:"extraCIDRs,omitempty"`
+	// PodSupernets are CIDRs of this member alone, inside of which its controller adds the pod CIDRs of new nodes.
+	// +kubebuilder:validation:MaxItems=16
+	PodSupernets []string `json:"podSupernets,omitempty"`
 	// JoinTime is when the member joined; its exports never count as older.
 	JoinTime metav1.Time `json:"joinTime"`
 	// LeftAt is when the member left. The object then stays for a while as a tombstone, on which the other members delete

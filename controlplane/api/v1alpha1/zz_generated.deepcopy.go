@@ -345,6 +345,11 @@ func (in *MemberSpec) DeepCopyInto(out *MemberSpec) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.PodSupernets != nil {
+		in, out := &in.PodSupernets, &out.PodSupernets
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	in.JoinTime.DeepCopyInto(&out.JoinTime)
 	if in.LeftAt != nil {
 		in, out := &in.LeftAt, &out.LeftAt

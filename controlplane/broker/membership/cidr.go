@@ -141,26 +141,14 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// within reports whether outer contains all of inner.
-func within(inner, outer netip.Prefix) bool {
-	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
-}
-
 // texts formats prefixes, sorted and without duplicates.
 func texts(prefixes []netip.Prefix) []string {
-	sorted := slices.SortedFunc(slices.Values(prefixes), comparePrefix)
+	sorted := slices.SortedFunc(slices.Values(prefixes), clusterset.ComparePrefixes)
 	var ts []string
 	for _, p := range slices.Compact(sorted) {
 		ts = append(ts, p.String())
 	}
 	return ts
-}
-
-func comparePrefix(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
 }
 
 // parsed parses prefixes that this package wrote, and skips invalid ones.
@@ -172,23 +160,4 @@ func parsed(ts []string) []netip.Prefix {
 		}
 	}
 	return prefixes
-}
-
-// compact returns the fewest prefixes with the same addresses as ps, sorted.
-func compact(ps []netip.Prefix) []netip.Prefix {
-	var kept []netip.Prefix
-	for _, p := range slices.SortedFunc(slices.Values(ps), comparePrefix) {
-		if n := len(kept); n > 0 && within(p, kept[n-1]) {
-			continue
-		}
-		kept = append(kept, p)
-		for n := len(kept); n > 1; n = len(kept) { // merge two halves
-			whole := netip.PrefixFrom(kept[n-2].Addr(), kept[n-2].Bits()-1)
-			if kept[n-1].Bits() != kept[n-2].Bits() || whole != whole.Masked() || !whole.Contains(kept[n-1].Addr()) {
-				break
-			}
-			kept = append(kept[:n-2], whole)
-		}
-	}
-	return kept
 }

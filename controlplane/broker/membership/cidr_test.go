@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
@@ -116,7 +117,7 @@ func TestCheckVIPs(t *testing.T) {
 
 func TestRandomULA(t *testing.T) {
 	a, b := randomULA(), randomULA()
-	if !within(a, netip.MustParsePrefix("fd00::/8")) || a.Bits() != 48 || a != a.Masked() || a == b {
+	if !clusterset.Within(a, netip.MustParsePrefix("fd00::/8")) || a.Bits() != 48 || a != a.Masked() || a == b {
 		t.Errorf("drew %s and %s", a, b)
 	}
 }
@@ -125,6 +126,7 @@ func TestCheckAddresses(t *testing.T) {
 	ranges := cidrs("243.0.0.0/8")
 	others := []claim{{id: "b", reservation: reservation{Spec: v1alpha1.MemberSpec{
 		PodCIDRs: []string{"10.2.0.0/16"}, NodeCIDRs: []string{"192.0.2.2/32"}, ServiceCIDRs: []string{"10.96.0.0/12"}, ExtraCIDRs: []string{"198.51.100.0/24"},
+		PodSupernets: []string{"10.160.0.0/11"},
 	}}}}
 	vips := v1alpha1.Settings{Endpoints: v1alpha1.EndpointsServiceVIP}
 	lighthouse := v1alpha1.Settings{Profile: v1alpha1.ProfileLighthouse}
@@ -145,6 +147,14 @@ func TestCheckAddresses(t *testing.T) {
 		"extra CIDRs overlap ClusterSetIPs":     {spec: v1alpha1.MemberSpec{ExtraCIDRs: []string{"243.9.0.0/24"}}},
 		"nodes overlap nodes":                   {spec: v1alpha1.MemberSpec{NodeCIDRs: []string{"192.0.2.2/32"}}},
 		"services overlap pods":                 {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.2.0.0/16"}}},
+		"a supernet of its own":                 {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.128.0.0/24"}, PodSupernets: []string{"10.128.0.0/11"}}, ok: true},
+		"supernets overlap":                     {spec: v1alpha1.MemberSpec{PodSupernets: []string{"10.160.0.0/10"}}},
+		"a supernet overlaps pods":              {spec: v1alpha1.MemberSpec{PodSupernets: []string{"10.2.0.0/15"}}},
+		"a supernet overlaps services":          {spec: v1alpha1.MemberSpec{PodSupernets: []string{"10.100.0.0/16"}}},
+		"a supernet overlaps ClusterSetIPs":     {spec: v1alpha1.MemberSpec{PodSupernets: []string{"240.0.0.0/4"}}},
+		"pods overlap a supernet":               {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.170.1.0/24"}}},
+		"nodes overlap a supernet":              {spec: v1alpha1.MemberSpec{NodeCIDRs: []string{"10.170.1.1/32"}}},
+		"extra CIDRs overlap a supernet":        {spec: v1alpha1.MemberSpec{ExtraCIDRs: []string{"10.170.0.0/16"}}},
 		"pods overlap ClusterSetIPs":            {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"243.1.0.0/16"}}},
 		"services overlap ClusterSetIPs":        {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"240.0.0.0/4"}}},
 	}
@@ -182,37 +192,4 @@ func TestBlockBits(t *testing.T) {
 		})
 	}
 	conformance.Holds(t, "L37")
-}
-
-// The result has the same addresses, without duplicates, and without two prefixes that one could replace.
-func TestCompactLaws(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var in []netip.Prefix
-		for range rapid.IntRange(0, 12).Draw(t, "n") {
-			a := netip.AddrFrom4([4]byte{10, 0, 0, rapid.Byte().Draw(t, "addr")})
-			in = append(in, netip.PrefixFrom(a, rapid.IntRange(24, 32).Draw(t, "bits")).Masked())
-		}
-		out := compact(slices.Clone(in))
-		contains := func(ps []netip.Prefix, a netip.Addr) int {
-			n := 0
-			for _, p := range ps {
-				if p.Contains(a) {
-					n++
-				}
-			}
-			return n
-		}
-		for i := range 256 {
-			a := netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})
-			if n := contains(out, a); n > 1 || (n == 1) != (contains(in, a) > 0) {
-				t.Fatalf("%v became %v: %s is there %d times", in, out, a, n)
-			}
-		}
-		for i := 1; i < len(out); i++ {
-			whole := netip.PrefixFrom(out[i-1].Addr(), out[i-1].Bits()-1)
-			if out[i].Bits() == out[i-1].Bits() && whole.Masked() == whole && whole.Contains(out[i].Addr()) {
-				t.Fatalf("%v became %v: %s says two of them", in, out, whole)
-			}
-		}
-	})
 }

@@ -10,6 +10,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
@@ -19,6 +20,8 @@ type Addresses struct {
 	Pods, Nodes, Services []netip.Prefix
 	// Extra are further CIDRs, such as those of virtual machines.
 	Extra []netip.Prefix
+	// Supernets are CIDRs of this cluster alone, inside of which its controller adds the pod CIDRs of new nodes.
+	Supernets []netip.Prefix
 }
 
 // Found is discovered CIDRs with their source.
@@ -82,10 +85,10 @@ func serviceCIDRs(ctx context.Context, c client.Client) ([]netip.Prefix, error) 
 func distinct(found ...Found) []Found {
 	var kept []Found
 	for i, f := range found {
-		f.CIDRs = slices.DeleteFunc(compact(f.CIDRs), func(p netip.Prefix) bool {
+		f.CIDRs = slices.DeleteFunc(clusterset.CompactPrefixes(f.CIDRs), func(p netip.Prefix) bool {
 			for j, other := range found {
-				wider := func(q netip.Prefix) bool { return within(p, q) && (p != q || j < i) }
-				if j != i && slices.ContainsFunc(compact(other.CIDRs), wider) {
+				wider := func(q netip.Prefix) bool { return clusterset.Within(p, q) && (p != q || j < i) }
+				if j != i && slices.ContainsFunc(clusterset.CompactPrefixes(other.CIDRs), wider) {
 					return true
 				}
 			}

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
@@ -183,11 +184,26 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 	if err := admin.Apply(ctx, broker, m); err != nil {
 		return nil, err
 	}
+	if err := checkSupernets(ctx, broker, m); err != nil {
+		return nil, err
+	}
 	// From here on the Member itself reserves the addresses.
 	if err := release(ctx, broker, config, id); err != nil {
 		return nil, err
 	}
 	return m, publishBlocks(ctx, broker, namespace)
+}
+
+// checkSupernets returns an error if the broker dropped the supernets of m, because its definitions are older.
+func checkSupernets(ctx context.Context, broker client.Client, m *v1alpha1.Member) error {
+	if len(m.Spec.PodSupernets) == 0 {
+		return nil
+	}
+	stored, err := readMember(ctx, broker, m.Namespace, m.Name)
+	if err == nil && len(stored.Spec.PodSupernets) == 0 {
+		err = fmt.Errorf("%w: the broker's CustomResourceDefinition members.isthmus.dev lacks spec.podSupernets; run isthmusctl deploy-broker, which updates it and keeps all settings", ErrOlderDefinitions)
+	}
+	return err
 }
 
 // release removes the reservation of id from config.
@@ -329,6 +345,7 @@ func checkAddresses(spec v1alpha1.MemberSpec, ranges []netip.Prefix, others []cl
 		{"pod", "--pod-cidr", parsed(spec.PodCIDRs), true},
 		{"node", "--node-cidr", parsed(spec.NodeCIDRs), true},
 		{"extra", "--extra-cidr", parsed(spec.ExtraCIDRs), true},
+		{"supernet", "--pod-supernet", parsed(spec.PodSupernets), true},
 		{"service", "--service-cidr", parsed(spec.ServiceCIDRs), serviceVIPs(spec.Settings)},
 	}
 	var faults []error
@@ -339,7 +356,7 @@ func checkAddresses(spec v1alpha1.MemberSpec, ranges []netip.Prefix, others []cl
 		}
 		for _, other := range others {
 			theirs := other.Spec
-			rivals := slices.Concat(parsed(theirs.PodCIDRs), parsed(theirs.NodeCIDRs), parsed(theirs.ExtraCIDRs))
+			rivals := slices.Concat(parsed(theirs.PodCIDRs), parsed(theirs.NodeCIDRs), parsed(theirs.ExtraCIDRs), parsed(theirs.PodSupernets))
 			services := parsed(theirs.ServiceCIDRs)
 			if kind.routed || serviceVIPs(theirs.Settings) {
 				rivals = append(rivals, services...)
@@ -374,7 +391,7 @@ func chooseBlocks(spec v1alpha1.ClusterSetConfigSpec, asked, preferred []netip.P
 	}
 	var chosen []netip.Prefix
 	for _, rng := range ranges {
-		inside := func(p netip.Prefix) bool { return within(p, rng) }
+		inside := func(p netip.Prefix) bool { return clusterset.Within(p, rng) }
 		if i := slices.IndexFunc(asked, inside); i >= 0 {
 			chosen = append(chosen, asked[i])
 			continue
@@ -398,7 +415,7 @@ func checkBlocks(asked, ranges []netip.Prefix, others []claim) error {
 		return fmt.Errorf("--clusterset-ip-cidr: %w", err)
 	}
 	for _, a := range asked {
-		if !slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return within(a, p) }) {
+		if !slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return clusterset.Within(a, p) }) {
 			return fmt.Errorf("--clusterset-ip-cidr %s lies outside of the ClusterSet's ranges %v; choose a part of them", a, ranges)
 		}
 		for _, other := range others {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,8 +33,41 @@ type registry struct {
 	mu      sync.Mutex
 	ranges  []netip.Prefix
 	members map[clusterset.ClusterID]clusterset.Member
+	// extensions are the CIDRs to which members extended themselves. They stay while a Lease is missing, like a registration.
+	extensions map[clusterset.ClusterID]extension
 	// warned are the versions of each member's objects that have been logged; those of aggregates are under "".
 	warned map[clusterset.ClusterID]map[string]struct{}
+}
+
+// extension is what a member's Lease states of its pod CIDRs, since a time.
+type extension struct {
+	cidrs []netip.Prefix
+	since time.Time
+}
+
+// extendInterval is the shortest time between two extensions of a member that count. A change that comes earlier counts at a later
+// renewal. Without it, a hostile member that changes its Lease at every request would have all its Services reconciled each time.
+const extendInterval = 3 * time.Second
+
+// extend takes the pod CIDRs that a member states, and reports whether other addresses are valid by that.
+func (r *registry) extend(id clusterset.ClusterID, stated string, now time.Time) bool {
+	cidrs := clusterset.ParsePrefixes(stated)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was, known := r.extensions[id]
+	if slices.Equal(cidrs, was.cidrs) || known && now.Sub(was.since) < extendInterval {
+		return false
+	}
+	if r.extensions == nil {
+		r.extensions = map[clusterset.ClusterID]extension{}
+	}
+	r.extensions[id] = extension{cidrs, now}
+	before, _ := r.members[id].Beyond(was.cidrs)
+	if after, _ := r.members[id].Beyond(cidrs); slices.Equal(before, after) {
+		return false
+	}
+	r.rebuild()
+	return true
 }
 
 // maxWarned bounds warned for a member; when it is full, every warning about the member is logged once more.
@@ -88,6 +122,7 @@ func (b *Broker) member(obj *v1alpha1.Member, first bool) {
 	r.members[m.ID] = m
 	if !m.LeftAt.IsZero() {
 		delete(r.warned, m.ID)
+		delete(r.extensions, m.ID)
 	}
 	r.rebuild()
 	r.mu.Unlock()
@@ -138,7 +173,12 @@ func (b *Broker) config(obj *v1alpha1.ClusterSetConfig, _ bool) {
 
 // rebuild replaces current. The lock is held.
 func (r *registry) rebuild() {
-	r.current.Store(clusterset.NewMemberRegistry(r.ranges, slices.Collect(maps.Values(r.members))))
+	var members []clusterset.Member
+	for _, m := range r.members {
+		m.Extended = r.extensions[m.ID].cidrs
+		members = append(members, m)
+	}
+	r.current.Store(clusterset.NewMemberRegistry(r.ranges, members))
 }
 
 // Members returns the ids of the present members, sorted.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -110,12 +111,18 @@ func each[T client.Object](have func(obj T, first bool), gone func(T)) toolscach
 	}
 }
 
-func (b *Broker) lease(l *coordinationv1.Lease, _ bool) {
+func (b *Broker) lease(l *coordinationv1.Lease, first bool) {
 	id := mcs.OwnerOf(l)
 	if l.Name != v1alpha1.MemberLease(string(id)) || l.Spec.RenewTime == nil {
 		return
 	}
 	b.cfg.LeaseRenewed(id, l.Spec.RenewTime.Time)
+	if b.registry.extend(id, l.Annotations[v1alpha1.AnnotationPodCIDRs], time.Now()) {
+		b.cfg.Log.Info("a member extends its pod CIDRs inside of its supernets", "cluster", string(id))
+		if !first {
+			b.ReconcileMember(id)
+		}
+	}
 	if b.statements.Confirms(id, l.Annotations[v1alpha1.AnnotationExports], l.Spec.RenewTime.Time) {
 		b.exportsOf.Confirm(id)
 		b.slicesOf.Confirm(id)
