@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -45,6 +46,7 @@ const probedEndpoints = 3
 func (c *Controller) addComponents(ctx context.Context, self member) error {
 	recorder := c.manager.GetEventRecorder(leaseName)
 	own := c.newRegistration(recorder)
+	own.pods = &podWatch{client: c.manager.GetClient(), cache: c.manager.GetCache(), changed: own.podsChanged, log: c.cfg.Log}
 	c.members = c.newTracker()
 	if err := c.connectBroker(ctx, own); err != nil {
 		return err
@@ -69,8 +71,10 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 		c.manager.Add(c.members),
 		c.manager.Add(c.importer),
 		c.manager.Add(c.regions),
+		c.manager.Add(own.pods),
 		c.manager.Add(&liveness.Heartbeat{
-			Self: c.cluster, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.settings.times, Exports: exports.Statement, Log: c.cfg.Log,
+			Self: c.cluster, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.settings.times, Log: c.cfg.Log,
+			Statements: func() map[string]string { return c.statements(exports, own.pods) },
 		}),
 		own.setup(c.manager, options()),
 		exports.Setup(ctx, c.manager, options()),
@@ -78,12 +82,22 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 	)
 }
 
+// statements returns what this member states in its Lease: about its exports, and about pod CIDRs that it has not registered.
+func (c *Controller) statements(exports *export.Reconciler, pods *podWatch) map[string]string {
+	all := exports.Statements()
+	if self, ok := c.broker.Registry().Member(c.cluster); ok {
+		maps.Copy(all, pods.statements(self))
+	}
+	return all
+}
+
 // newRegistration returns the reconciler of this cluster's Member, which still lacks the broker.
 func (c *Controller) newRegistration(recorder events.EventRecorder) *registration {
 	return &registration{
 		self:   types.NamespacedName{Namespace: c.cfg.Namespace, Name: string(c.cluster)},
 		client: c.manager.GetClient(), events: recorder, log: c.cfg.Log,
-		decisions: make(chan withdrawal.Decision, 64), dnsResults: make(chan bool), credentials: make(chan struct{}, 1), released: withdrawal.Releases{},
+		decisions: make(chan withdrawal.Decision, 64), dnsResults: make(chan bool), credentials: make(chan struct{}, 1), nodes: make(chan struct{}, 1),
+		released: withdrawal.Releases{},
 	}
 }
 

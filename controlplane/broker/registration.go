@@ -40,8 +40,8 @@ type registrar interface {
 	Release(clusterset.ClusterID)
 }
 
-// registration reconciles this cluster's Member: it copies the spec from the broker, reports holds, DNS and the
-// ClusterSet's ranges in the status, and releases the holds that its annotation names.
+// registration reconciles this cluster's Member: it copies the spec from the broker, reports holds, DNS, pods outside of the
+// registration and the ClusterSet's ranges in the status, and releases the holds that its annotation names.
 type registration struct {
 	self       types.NamespacedName
 	client     client.Client
@@ -53,6 +53,8 @@ type registration struct {
 	dnsResults chan bool // whether the cluster's DNS answers for clusterset.local, at each change
 
 	credentials chan struct{} // after each renewal of the token for the broker, or a failure
+	pods        *podWatch     // nil follows no nodes
+	nodes       chan struct{} // after each change of their pod CIDRs
 
 	mu         sync.Mutex
 	released   withdrawal.Releases // the handled requests of the annotation
@@ -136,6 +138,7 @@ func (r *registration) writeStatus(ctx context.Context, m *v1alpha1.Member) erro
 	setChanged(&written.Status.Conditions, r.holdCondition(), m.Generation)
 	setChanged(&written.Status.Conditions, r.dnsCondition(), m.Generation)
 	setChanged(&written.Status.Conditions, r.credentialCondition(), m.Generation)
+	setChanged(&written.Status.Conditions, r.podCondition(ctx, m), m.Generation)
 	if equality.Semantic.DeepEqual(written.Status, m.Status) {
 		return nil
 	}
@@ -143,13 +146,14 @@ func (r *registration) writeStatus(ctx context.Context, m *v1alpha1.Member) erro
 		return fmt.Errorf("write status of member %s: %w", m.Name, err)
 	}
 	r.reportDNS(m, meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionNamesResolve))
+	r.reportPods(m, meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionPodsRegistered))
 	return nil
 }
 
-// setChanged sets a condition that changed. It skips an unknown one, and a first one that reports no hold.
+// setChanged sets a condition that changed. It skips an unknown one, and a first one that reports no hold or no pods outside.
 func setChanged(conditions *[]metav1.Condition, c metav1.Condition, generation int64) {
 	have := meta.FindStatusCondition(*conditions, c.Type)
-	if c.Status == metav1.ConditionUnknown || have == nil && c.Reason == v1alpha1.ReasonNothingHeld ||
+	if c.Status == metav1.ConditionUnknown || have == nil && (c.Reason == v1alpha1.ReasonNothingHeld || c.Reason == v1alpha1.ReasonPodsInside) ||
 		have != nil && have.Status == c.Status && have.Message == c.Message {
 		return
 	}
@@ -263,6 +267,7 @@ func (r *registration) forward(ctx context.Context, q workqueue.TypedRateLimitin
 			case d := <-r.decisions:
 				r.report(d)
 			case <-r.credentials:
+			case <-r.nodes:
 			case answers := <-r.dnsResults:
 				r.mu.Lock()
 				r.dnsAnswers = &answers

@@ -198,6 +198,7 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName,
 		again, err := r.withdraw(ctx, name)
 		if err == nil {
 			r.stated.forget(name)
+			r.stated.setRefused(name, false)
 		}
 		return requeueOnConflict(again, err)
 	}
@@ -349,21 +350,21 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 	exports, e := r.exports(e, agreed)
 	merged, conflicts := r.Settings.Policy.Merge(exports)
 	ready := mcs.NotReady(mcs.ReasonExcluded, "the type of the service differs from that of the oldest export; the service is exported when they agree")
-	o := outcome{}
-	var endpoints []*discoveryv1.EndpointSlice
+	var o outcome
+	var lacks mcs.Shortcomings
+	var endpoints, hosts []*discoveryv1.EndpointSlice
 	if slices.Contains(merged.Clusters, r.Cluster) {
 		ips, noIP, err := r.claim(ctx, merged, agreed)
 		if err != nil {
 			return outcome{}, err
 		}
-		lacks := mcs.Shortcomings{Ignored: mcs.Ignored(in.export, in.slices), Omitted: omitted, NotLocal: len(ips) > 0 && r.isNotLocal(merged)}
+		lacks = mcs.Shortcomings{Ignored: mcs.Ignored(in.export, in.slices), Omitted: omitted, NotLocal: len(ips) > 0 && r.isNotLocal(merged)}
 		lacks.Unserved, lacks.AllocatedBy = unserved(e.Families, ips), cmp.Or(agreed.AllocatedBy, r.Cluster)
 		endpoints, lacks.Refused, lacks.Overlap = r.endpoints(in, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
 		if agreed.AllocatedBy == r.Cluster && r.vips.haveBlock(unserved(merged.Families, ips)) {
 			o.again = exhaustedRetry // its block is full
 		}
-		var hosts []*discoveryv1.EndpointSlice
 		if merged.Type == clusterset.Headless {
 			hosts = endpoints
 		}
@@ -374,6 +375,7 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 			o.again = exhaustedRetry
 		}
 	}
+	r.stated.setRefused(e.Service, len(lacks.Refused) > 0)
 	wrote, err := r.Broker.Publish(ctx, e, endpoints, since)
 	r.stated.published(e.Service, endpoints, err)
 	if refusal := (*quota.Refusal)(nil); errors.As(err, &refusal) && !refusal.Unpublished {

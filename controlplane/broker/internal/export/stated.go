@@ -2,12 +2,14 @@ package export
 
 import (
 	"context"
+	"strconv"
 	"sync"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/statement"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
@@ -17,6 +19,28 @@ import (
 type stated struct {
 	mu       sync.Mutex
 	services map[clusterset.ServiceName]statement.Statement // of ServiceExports that were handled; zero for one that is not published
+	refused  map[clusterset.ServiceName]bool                // Services with endpoints that all other members would ignore
+}
+
+// setRefused notes whether a published Service has endpoints that all other members would ignore.
+func (s *stated) setRefused(name clusterset.ServiceName, refused bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !refused {
+		delete(s.refused, name)
+		return
+	}
+	if s.refused == nil {
+		s.refused = map[clusterset.ServiceName]bool{}
+	}
+	s.refused[name] = true
+}
+
+// countRefused returns the number of Services with such endpoints.
+func (s *stated) countRefused() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.refused)
 }
 
 // published notes that a ServiceExport was published with these slices. After an error nobody knows what the broker has of it.
@@ -34,7 +58,10 @@ func (s *stated) published(name clusterset.ServiceName, endpoints []*discoveryv1
 }
 
 // setInvalid notes that a ServiceExport is not published, because it is not valid.
-func (s *stated) setInvalid(name clusterset.ServiceName) { s.put(name, statement.Statement{}) }
+func (s *stated) setInvalid(name clusterset.ServiceName) {
+	s.put(name, statement.Statement{})
+	s.setRefused(name, false)
+}
 
 func (s *stated) put(name clusterset.ServiceName, of statement.Statement) {
 	s.mu.Lock()
@@ -67,8 +94,23 @@ func (s *stated) sum(names []clusterset.ServiceName) (all statement.Statement, c
 	return all, true
 }
 
-// Statement returns what this member states about all its exports; "" while it does not know, after a start or a failure.
-func (r *Reconciler) Statement() string {
+// Statements returns what this member states in its Lease about all its exports. While it does not know, after a start or a
+// failure, it states no exports, and the number of refused Services stays as it is.
+func (r *Reconciler) Statements() map[string]string {
+	exports := r.statement()
+	all := map[string]string{v1alpha1.AnnotationExports: exports}
+	if exports == "" {
+		return all
+	}
+	all[v1alpha1.AnnotationRefusedServices] = ""
+	if n := r.stated.countRefused(); n > 0 {
+		all[v1alpha1.AnnotationRefusedServices] = strconv.Itoa(n)
+	}
+	return all
+}
+
+// statement returns the value of AnnotationExports; "" while the member does not know.
+func (r *Reconciler) statement() string {
 	var list v1beta1.ServiceExportList
 	if err := r.Client.List(context.Background(), &list, client.UnsafeDisableDeepCopy); err != nil { // the cache is not filled yet
 		return ""

@@ -46,3 +46,21 @@ func TestStated(t *testing.T) {
 	s.published(name("web"), nil, errors.New("refused"))
 	says("published, but nobody knows what", false, name("web"), name("bad"))
 }
+
+func TestRefusedServicesAreCounted(t *testing.T) {
+	var s stated
+	web, db := clusterset.ServiceName{Namespace: "demo", Name: "web"}, clusterset.ServiceName{Namespace: "demo", Name: "db"}
+	for i, step := range []struct {
+		do   func()
+		want int
+	}{
+		{func() { s.setRefused(web, false) }, 0},
+		{func() { s.setRefused(web, true); s.setRefused(db, true); s.setRefused(web, true) }, 2},
+		{func() { s.setRefused(db, false) }, 1},
+		{func() { s.setInvalid(web) }, 0},
+	} {
+		if step.do(); s.countRefused() != step.want {
+			t.Errorf("step %d: %d Services are refused, want %d", i, s.countRefused(), step.want)
+		}
+	}
+}

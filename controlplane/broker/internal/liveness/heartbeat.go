@@ -22,9 +22,9 @@ type Heartbeat struct {
 	Client    client.Client // of the broker; its mapper knows Leases, and its reads may be stale
 	Namespace string        // of the broker
 	Times     Times
-	// Exports returns the value of the annotation isthmus.dev/exports; "" removes it. It does not block.
-	Exports func() string
-	Log     *slog.Logger
+	// Statements returns annotations of the Lease; "" removes one, and others stay as they are. It does not block.
+	Statements func() map[string]string
+	Log        *slog.Logger
 }
 
 // NeedLeaderElection tells the manager that one replica renews: two would overwrite each other.
@@ -97,10 +97,12 @@ func (h *Heartbeat) write(ctx context.Context, lease *coordinationv1.Lease) (*co
 		}
 	}
 	h.sign(lease)
-	if exports := h.Exports(); exports != "" {
-		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, v1alpha1.AnnotationExports, exports)
-	} else {
-		delete(lease.Annotations, v1alpha1.AnnotationExports)
+	for key, value := range h.Statements() {
+		if value == "" {
+			delete(lease.Annotations, key)
+		} else {
+			metav1.SetMetaDataAnnotation(&lease.ObjectMeta, key, value)
+		}
 	}
 	if lease.ResourceVersion == "" {
 		if err := h.Client.Create(ctx, lease); err != nil {

@@ -67,15 +67,15 @@ type heartbeatTest struct {
 	writes *apitest.Writes
 	gate   *apitest.Gate
 	client client.Client // of the Heartbeat
-	stated atomic.Pointer[string]
+	stated atomic.Pointer[map[string]string]
 }
 
-// exports is what the member states about its exports.
-func (p *heartbeatTest) exports() string {
+// statements is what the member states.
+func (p *heartbeatTest) statements() map[string]string {
 	if stated := p.stated.Load(); stated != nil {
 		return *stated
 	}
-	return ""
+	return nil
 }
 
 // newHeartbeatTest returns a test without a Lease, whose Heartbeat does not run yet.
@@ -110,7 +110,7 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 
 // start runs the Heartbeat until the test ends.
 func (p *heartbeatTest) start() {
-	h := &Heartbeat{Self: "a.b", Client: p.client, Namespace: p.key.Namespace, Times: fastTimes(), Exports: p.exports, Log: slog.New(slog.NewTextHandler(&p.log, nil))}
+	h := &Heartbeat{Self: "a.b", Client: p.client, Namespace: p.key.Namespace, Times: fastTimes(), Statements: p.statements, Log: slog.New(slog.NewTextHandler(&p.log, nil))}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Start(ctx) }()
@@ -193,8 +193,8 @@ func TestHeartbeatCreatesAndRenews(t *testing.T) {
 	}
 }
 
-// The Lease says what the member states about its exports, and nothing while the member does not know.
-func TestHeartbeatStatesExports(t *testing.T) {
+// The Lease says what the member states. An empty statement removes the former one, and without a statement it stays.
+func TestHeartbeatStates(t *testing.T) {
 	p := newHeartbeatTest(t)
 	p.start()
 	states := func(want string, there bool) {
@@ -208,11 +208,17 @@ func TestHeartbeatStatesExports(t *testing.T) {
 	p.renewals(1)
 	states("", false)
 	for _, s := range []string{"1-a.1-b", "2-c.2-d"} {
-		p.stated.Store(&s)
+		p.stated.Store(&map[string]string{v1alpha1.AnnotationExports: s})
 		states(s, true)
 	}
-	p.stated.Store(nil)
+	p.stated.Store(&map[string]string{v1alpha1.AnnotationPodCIDRs: "10.128.0.0/24"})
+	p.renewals(2)
+	states("2-c.2-d", true)
+	p.stated.Store(&map[string]string{v1alpha1.AnnotationExports: ""})
 	states("", false)
+	if l, _ := p.lease(); l.Annotations[v1alpha1.AnnotationPodCIDRs] != "10.128.0.0/24" {
+		t.Errorf("the other statement is %v", l.Annotations)
+	}
 }
 
 func TestHeartbeatTakesOverAnExistingLease(t *testing.T) {
@@ -359,7 +365,7 @@ func TestRenewEnds(t *testing.T) {
 		"a missing namespace": {map[string]error{"get": missing, "create": missing}, missing},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := &Heartbeat{Self: "a", Client: &faulty{fail: tc.fail}, Namespace: "b", Times: DefaultTimes(), Exports: func() string { return "" }, Log: slog.New(slog.DiscardHandler)}
+			h := &Heartbeat{Self: "a", Client: &faulty{fail: tc.fail}, Namespace: "b", Times: DefaultTimes(), Statements: func() map[string]string { return nil }, Log: slog.New(slog.DiscardHandler)}
 			lease, err := h.renew(t.Context(), nil)
 			if lease != nil || !errors.Is(err, tc.want) {
 				t.Errorf("renew returns %v, %v; want %v", lease, err, tc.want)
