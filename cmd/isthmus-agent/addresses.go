@@ -69,7 +69,7 @@ func (a *addresses) readMember(ctx context.Context, server rest.Interface, names
 	var own []lb.Own
 	var faults []error
 	for use, texts := range map[string][]string{
-		useServices: m.Spec.ServiceCIDRs, usePods: m.Spec.PodCIDRs, useNodes: m.Spec.NodeCIDRs, useExtra: m.Spec.ExtraCIDRs,
+		useServices: m.Spec.ServiceCIDRs, usePods: slices.Concat(m.Spec.PodCIDRs, m.Spec.PodSupernets), useNodes: m.Spec.NodeCIDRs, useExtra: m.Spec.ExtraCIDRs,
 	} {
 		more, err := ownRanges(use, texts)
 		own, faults = append(own, more...), append(faults, err)

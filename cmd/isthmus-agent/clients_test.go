@@ -28,7 +28,7 @@ func TestClientsLookup(t *testing.T) {
 	all := map[string]string{
 		nodePath:     `{"spec":{"podCIDRs":["10.201.3.0/24"]},"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.11"}]}}`,
 		propertyPath: `{"spec":{"value":"a"}}`,
-		memberPath: `{"spec":{"podCIDRs":["10.201.0.0/16"],"nodeCIDRs":["192.0.2.12/32"],"serviceCIDRs":["10.96.0.0/12"],"extraCIDRs":["198.51.100.0/24"]},
+		memberPath: `{"spec":{"podCIDRs":["10.201.0.0/16"],"nodeCIDRs":["192.0.2.12/32"],"serviceCIDRs":["10.96.0.0/12"],"extraCIDRs":["198.51.100.0/24"],"podSupernets":["10.128.0.0/10"]},
 			"status":{"clustersetIPCIDRRange":["243.1.0.0/16"]}}`,
 		agentsPath: `{"items":[{"endpoints":[{"addresses":["192.0.2.11"]},{"addresses":["192.0.2.13"]}]},{"endpoints":[{"addresses":["fd73::d"]}]}]}`,
 	}
@@ -38,10 +38,10 @@ func TestClientsLookup(t *testing.T) {
 		want             string
 		pods, nodes, try bool
 	}{
-		"all":             {want: "10.201.0.0/16 10.201.3.0/24 192.0.2.11/32 192.0.2.12/32 192.0.2.13/32 fd73::d/128", pods: true, nodes: true},
+		"all":             {want: "10.128.0.0/10 10.201.0.0/16 10.201.3.0/24 192.0.2.11/32 192.0.2.12/32 192.0.2.13/32 fd73::d/128", pods: true, nodes: true},
 		"no registration": {without: []string{memberPath}, error: "404", want: "10.201.3.0/24 192.0.2.11/32 192.0.2.13/32 fd73::d/128", pods: true, nodes: true},
 		"the node alone":  {without: []string{memberPath, agentsPath}, error: "403", want: "10.201.3.0/24 192.0.2.11/32", pods: true},
-		"no agents":       {without: []string{agentsPath}, error: "500", want: "10.201.0.0/16 10.201.3.0/24 192.0.2.11/32 192.0.2.12/32", pods: true, nodes: true, try: true},
+		"no agents":       {without: []string{agentsPath}, error: "500", want: "10.128.0.0/10 10.201.0.0/16 10.201.3.0/24 192.0.2.11/32 192.0.2.12/32", pods: true, nodes: true, try: true},
 		"nothing":         {without: []string{memberPath, agentsPath, nodePath, propertyPath}, error: "500", try: true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -157,6 +157,11 @@ func (c *collector) member(ctx context.Context, r *report) error {
 	}
 	m := members.Items[0]
 	r.Member = &memberReport{ClusterID: m.Spec.ClusterID, ClusterSetID: m.Spec.ClusterSetID, ClusterSetIPs: m.Spec.ClusterSetIPCIDR, Joined: m.Spec.JoinTime.Time}
+	if pods := meta.FindStatusCondition(m.Status.Conditions, v1alpha1.ConditionPodsRegistered); pods != nil && pods.Status == metav1.ConditionFalse {
+		r.Services.Conditions = append(r.Services.Conditions, conditionReport{
+			Kind: "Member", Name: m.Namespace + "/" + m.Name, Type: pods.Type, Status: string(pods.Status), Reason: pods.Reason, Message: pods.Message,
+		})
+	}
 	return nil
 }
 

@@ -26,6 +26,7 @@ type joinFlags struct {
 	target                               target
 	id, server, namespace                string
 	blocks, pods, nodes, services, extra []string
+	supernets                            []string
 	enabled                              bool
 }
 
@@ -39,7 +40,8 @@ deploy-broker --admit-any-cluster.
 
 Join registers the cluster's id and the addresses of its pods, nodes and Services. It discovers them in the
 cluster's configuration, where that is possible, and in its present nodes. Other members ignore endpoints
-outside of them, so make sure that they cover nodes that you will add.
+outside of them, so make sure that they cover nodes that you will add, or give a --pod-supernet in which these get
+their pod CIDRs.
 The id is that of the invitation, or of the cluster's ClusterProperty cluster.clusterset.k8s.io, if it has one; else
 join sets it. Join ends the invitation.
 
@@ -78,7 +80,7 @@ func (j *joinFlags) bind(f *pflag.FlagSet) {
 	f.StringSliceVar(&j.blocks, "clusterset-ip-cidr", nil, "blocks of the cluster's ClusterSetIPs, one per family (default: the lowest free ones)")
 	f.BoolVar(&j.enabled, "enable-clusterset-ip", true, "give Services exported here a ClusterSetIP by default (default: as in the ClusterSet)")
 	f.Lookup("enable-clusterset-ip").DefValue = "" // the text has it
-	bindAddresses(f, &j.pods, &j.nodes, &j.services, &j.extra, "discovered in the cluster")
+	bindAddresses(f, &j.pods, &j.nodes, &j.services, &j.extra, &j.supernets, "discovered in the cluster")
 	f.StringVar(&j.server, "broker-server", "", "URL at which this cluster reaches the broker (default: that of INVITATION)")
 }
 
@@ -103,16 +105,18 @@ func (j *joinFlags) request(cmd *cobra.Command, info membership.BrokerInfo) (mem
 		parse(cmd, &r.Addresses.Nodes, "node-cidr", j.nodes),
 		parse(cmd, &r.Addresses.Services, "service-cidr", j.services),
 		parse(cmd, &r.Addresses.Extra, "extra-cidr", j.extra),
+		parse(cmd, &r.Addresses.Supernets, "pod-supernet", j.supernets),
 		info.Check(time.Now()),
 	)
 }
 
 // bindAddresses binds the flags of a member's addresses. otherwise describes their default.
-func bindAddresses(f *pflag.FlagSet, pods, nodes, services, extra *[]string, otherwise string) {
+func bindAddresses(f *pflag.FlagSet, pods, nodes, services, extra, supernets *[]string, otherwise string) {
 	f.StringSliceVar(pods, "pod-cidr", nil, "CIDRs of the cluster's pods (default: "+otherwise+")")
 	f.StringSliceVar(nodes, "node-cidr", nil, "CIDRs of the cluster's nodes (default: "+otherwise+")")
 	f.StringSliceVar(services, "service-cidr", nil, "CIDRs of the cluster's Services (default: "+otherwise+")")
 	f.StringSliceVar(extra, "extra-cidr", nil, "further CIDRs of endpoints, such as those of virtual machines")
+	f.StringSliceVar(supernets, "pod-supernet", nil, "CIDRs of this cluster alone, in which later nodes get their pod CIDRs: its controller adds these")
 }
 
 // parse sets cidrs from a flag: nil if it was not given, and empty if it was given without values.
@@ -189,7 +193,7 @@ const renewInfo = "the file was used, was replaced or has expired; run isthmusct
 // sources formats addresses with their source, one line per kind.
 func sources(all []membership.Source) string {
 	var b strings.Builder
-	for _, kind := range []string{"pods", "nodes", "services", "extra"} {
+	for _, kind := range []string{"pods", "nodes", "services", "extra", "supernets"} {
 		var found []string
 		for _, s := range all {
 			if s.Kind == kind {
@@ -200,7 +204,7 @@ func sources(all []membership.Source) string {
 				found = append(found, fmt.Sprintf("%s (%s)", strings.Join(cidrs, ", "), s.From))
 			}
 		}
-		if len(found) > 0 || kind != "extra" {
+		if len(found) > 0 || kind != "extra" && kind != "supernets" {
 			fmt.Fprintf(&b, "  %-13s  %s\n", kind, list(found))
 		}
 	}

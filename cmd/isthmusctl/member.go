@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
@@ -54,6 +56,11 @@ type memberListed struct {
 	Quotas  []membership.QuotaUse `json:"quotas,omitempty"`
 	// OverQuota are the quotas that it exceeds on the broker, which refuses new objects of these kinds.
 	OverQuota []v1alpha1.OverQuota `json:"overQuota,omitempty"`
+	// ExtendedPodCIDRs are pod CIDRs of its nodes inside of its supernets, OutsidePodCIDRs those that other members ignore.
+	ExtendedPodCIDRs []netip.Prefix `json:"extendedPodCIDRs,omitempty"`
+	OutsidePodCIDRs  []netip.Prefix `json:"outsidePodCIDRs,omitempty"`
+	// RefusedServices is the number of its exported Services with endpoints that other members ignore.
+	RefusedServices int `json:"refusedServices,omitempty"`
 }
 
 // unboundedNote tells that no quota controller runs.
@@ -68,7 +75,10 @@ func memberListCommand() *cobra.Command {
 		Long: `List the members of a ClusterSet, with their addresses, the last renewal of their Leases, and their quotas: what each
 member uses of each limit, and how many of its objects wait because a limit is reached. If a quota controller runs, a
 member that stores more than its quota on the broker is shown, which creates no more objects of that kind there. Of
-tombstones and aggregates it may have as many as services. A former member is shown for an hour.`,
+tombstones and aggregates it may have as many as services. A former member is shown for an hour.
+
+A member whose nodes have pod CIDRs that it did not register is shown: those inside of its supernets count as registered,
+and pods in the others are ignored by other members.`,
 		Example: `  isthmusctl member list --kubeconfig broker.kubeconfig
   isthmusctl member list --kubeconfig broker.kubeconfig -o json`,
 		Args: usage.NoArgs,
@@ -80,26 +90,9 @@ tombstones and aggregates it may have as many as services. A former member is sh
 			if err != nil {
 				return err
 			}
-			registered, err := membership.List(cmd.Context(), c, namespace)
+			members, running, err := listMembers(cmd.Context(), c, namespace)
 			if err != nil {
 				return explainBroker(err, t)
-			}
-			quotas, err := membership.Quotas(cmd.Context(), c, namespace)
-			if err != nil {
-				return explainBroker(err, t)
-			}
-			over, running, err := membership.OverQuota(cmd.Context(), c, namespace)
-			if err != nil {
-				return explainBroker(err, t)
-			}
-			members := []memberListed{}
-			for _, r := range registered {
-				id := r.Spec.ClusterID
-				m := memberListed{MemberSpec: r.Spec, Revoked: r.Revoked, Quotas: quotas[id], OverQuota: over[id]}
-				if !r.Seen.IsZero() {
-					m.Seen = &r.Seen
-				}
-				members = append(members, m)
 			}
 			if !running {
 				if err := printNotes(cmd, unboundedNote); err != nil {
@@ -117,6 +110,35 @@ tombstones and aggregates it may have as many as services. A former member is sh
 	bindBrokerNamespace(cmd, &namespace)
 	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
 	return cmd
+}
+
+// listMembers returns the members of the broker in namespace with their quotas, and whether a quota controller runs.
+func listMembers(ctx context.Context, c client.Client, namespace string) (members []memberListed, running bool, err error) {
+	registered, err := membership.List(ctx, c, namespace)
+	if err != nil {
+		return nil, false, err
+	}
+	quotas, err := membership.Quotas(ctx, c, namespace)
+	if err != nil {
+		return nil, false, err
+	}
+	over, running, err := membership.OverQuota(ctx, c, namespace)
+	if err != nil {
+		return nil, false, err
+	}
+	members = []memberListed{}
+	for _, r := range registered {
+		id := r.Spec.ClusterID
+		m := memberListed{
+			MemberSpec: r.Spec, Revoked: r.Revoked, Quotas: quotas[id], OverQuota: over[id],
+			ExtendedPodCIDRs: r.Extended, OutsidePodCIDRs: r.Outside, RefusedServices: r.RefusedServices,
+		}
+		if !r.Seen.IsZero() {
+			m.Seen = &r.Seen
+		}
+		members = append(members, m)
+	}
+	return members, running, nil
 }
 
 func writeJSON(w io.Writer, v any) error {
@@ -146,10 +168,44 @@ func writeMembers(out io.Writer, members []memberListed, now time.Time) error {
 	if err := w.Flush(); err != nil { // the errors of all writes
 		return err
 	}
-	if err := writeQuotas(out, members); err != nil {
+	if err := errors.Join(writePods(out, members), writeQuotas(out, members)); err != nil {
 		return err
 	}
 	return writeOverQuota(out, members, now)
+}
+
+// writePods prints what members state of pods outside of the addresses that they registered.
+func writePods(out io.Writer, members []memberListed) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	headed := false
+	for _, m := range members {
+		var lines []string
+		if len(m.ExtendedPodCIDRs) > 0 {
+			lines = append(lines, fmt.Sprintf("%s\tadded by the member, inside of %s", short(prefixTexts(m.ExtendedPodCIDRs)), short(m.PodSupernets)))
+		}
+		if len(m.OutsidePodCIDRs) > 0 {
+			lines = append(lines, fmt.Sprintf("%s\tignored by other members; isthmusctl member set %s --pod-cidr registers all of its pod CIDRs", short(prefixTexts(m.OutsidePodCIDRs)), m.ClusterID))
+		}
+		if m.RefusedServices > 0 {
+			lines = append(lines, fmt.Sprintf("in %d services\tendpoints ignored by other members; the conditions of their ServiceExports name them", m.RefusedServices))
+		}
+		for _, line := range lines {
+			if !headed {
+				fmt.Fprint(w, "\nLATER PODS\tPOD CIDRS\tSTATE\n")
+				headed = true
+			}
+			fmt.Fprintf(w, "%s\t%s\n", m.ClusterID, line)
+		}
+	}
+	return w.Flush()
+}
+
+// prefixTexts formats prefixes.
+func prefixTexts(ps []netip.Prefix) (texts []string) {
+	for _, p := range ps {
+		texts = append(texts, p.String())
+	}
+	return texts
 }
 
 // writeOverQuota prints the quotas that members exceed on the broker.
@@ -208,14 +264,15 @@ func short(items []string) string {
 func memberSetCommand() *cobra.Command {
 	var t target
 	var namespace string
-	var pods, nodes, services, extra, blocks []string
+	var pods, nodes, services, extra, supernets, blocks []string
 	cmd := &cobra.Command{
 		Use:   "set ID",
 		Short: "Change the registered addresses of a member",
 		Long: `Change the registered addresses of a member: the CIDRs of its endpoints, and its blocks of ClusterSetIPs. Each flag
 replaces the addresses of its kind. The other members use them at once; later joins of the cluster keep them.`,
 		Example: `  isthmusctl member set a --pod-cidr 10.1.0.0/16,10.11.0.0/16 --kubeconfig broker.kubeconfig
-  isthmusctl member set a --extra-cidr 192.0.2.0/24 --kubeconfig broker.kubeconfig`,
+  isthmusctl member set a --extra-cidr 192.0.2.0/24 --kubeconfig broker.kubeconfig
+  isthmusctl member set a --pod-supernet 10.128.0.0/10 --kubeconfig broker.kubeconfig`,
 		Args: oneID("member set"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var a membership.Addresses
@@ -225,13 +282,14 @@ replaces the addresses of its kind. The other members use them at once; later jo
 				parse(cmd, &a.Nodes, "node-cidr", nodes),
 				parse(cmd, &a.Services, "service-cidr", services),
 				parse(cmd, &a.Extra, "extra-cidr", extra),
+				parse(cmd, &a.Supernets, "pod-supernet", supernets),
 				parse(cmd, &vips, "clusterset-ip-cidr", blocks),
 			)
 			if err != nil {
 				return err
 			}
-			if a.Pods == nil && a.Nodes == nil && a.Services == nil && a.Extra == nil && vips == nil {
-				return errors.New("member set needs a flag: give --pod-cidr, --node-cidr, --service-cidr, --extra-cidr or --clusterset-ip-cidr")
+			if a.Pods == nil && a.Nodes == nil && a.Services == nil && a.Extra == nil && a.Supernets == nil && vips == nil {
+				return errors.New("member set needs a flag: give --pod-cidr, --node-cidr, --service-cidr, --extra-cidr, --pod-supernet or --clusterset-ip-cidr")
 			}
 			c, err := t.connect()
 			if err != nil {
@@ -247,17 +305,32 @@ replaces the addresses of its kind. The other members use them at once; later jo
 					return err
 				}
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "member %s\n  %-13s  %s\n  %-13s  %s\n  %-13s  %s\n  %-13s  %s\n  %-13s  %s\n", args[0],
-				"pods", list(m.Spec.PodCIDRs), "nodes", list(m.Spec.NodeCIDRs), "services", list(m.Spec.ServiceCIDRs),
-				"extra", list(m.Spec.ExtraCIDRs), "ClusterSetIPs", list(m.Spec.ClusterSetIPCIDR))
-			return err
+			return writeRegistration(cmd.OutOrStdout(), m.Spec)
 		},
 	}
 	f := cmd.Flags()
 	t.bind(f)
 	t.bindTimeout(f)
 	bindBrokerNamespace(cmd, &namespace)
-	bindAddresses(f, &pods, &nodes, &services, &extra, "unchanged")
+	bindAddresses(f, &pods, &nodes, &services, &extra, &supernets, "unchanged")
 	f.StringSliceVar(&blocks, "clusterset-ip-cidr", nil, "blocks of the cluster's ClusterSetIPs, one per family (default: unchanged)")
 	return cmd
+}
+
+// writeRegistration prints the addresses of a member.
+func writeRegistration(out io.Writer, spec v1alpha1.MemberSpec) error {
+	text := "member " + spec.ClusterID + "\n"
+	for _, kind := range []struct {
+		name  string
+		cidrs []string
+	}{
+		{"pods", spec.PodCIDRs}, {"nodes", spec.NodeCIDRs}, {"services", spec.ServiceCIDRs}, {"extra", spec.ExtraCIDRs},
+		{"supernets", spec.PodSupernets}, {"ClusterSetIPs", spec.ClusterSetIPCIDR},
+	} {
+		if len(kind.cidrs) > 0 || kind.name != "supernets" {
+			text += fmt.Sprintf("  %-13s  %s\n", kind.name, list(kind.cidrs))
+		}
+	}
+	_, err := io.WriteString(out, text)
+	return err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,28 @@ func TestWriteQuotas(t *testing.T) {
 	})
 	want := "\nQUOTAS  SERVICES      PORTS\na       2/2 (1 wait)  2/20\nb       0/2           0/20\n"
 	if err != nil || out.String() != want {
+		t.Errorf("printed %q, %v; want %q", out.String(), err, want)
+	}
+}
+
+// The table of later pods is there only if a member states some.
+func TestWritePods(t *testing.T) {
+	var out strings.Builder
+	members := []memberListed{{MemberSpec: v1alpha1.MemberSpec{ClusterID: "a", PodSupernets: []string{"10.128.0.0/10"}}}}
+	if err := writePods(&out, members); err != nil || out.String() != "" {
+		t.Errorf("printed %q, %v; want nothing", out.String(), err)
+	}
+	members[0].ExtendedPodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.128.7.0/24")}
+	members = append(members, memberListed{
+		MemberSpec: v1alpha1.MemberSpec{ClusterID: "b"}, OutsidePodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}, RefusedServices: 2,
+	})
+	want := `
+LATER PODS  POD CIDRS      STATE
+a           10.128.7.0/24  added by the member, inside of 10.128.0.0/10
+b           10.9.0.0/24    ignored by other members; isthmusctl member set b --pod-cidr registers all of its pod CIDRs
+b           in 2 services  endpoints ignored by other members; the conditions of their ServiceExports name them
+`
+	if err := writePods(&out, members); err != nil || out.String() != want {
 		t.Errorf("printed %q, %v; want %q", out.String(), err, want)
 	}
 }

@@ -212,6 +212,20 @@ Not ready:
   node n2: pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods https:a-2:19470)
 `,
 		},
+		"pods of a later node are outside of the registration": {
+			change: func(c *cluster) {
+				for _, o := range c.objects {
+					if m, ok := o.(*v1alpha1.Member); ok {
+						m.Status.Conditions = []metav1.Condition{{Type: "PodsRegistered", Status: "False", Reason: "PodsOutside", Message: "the other members ignore 10.9.0.0/24"}}
+					}
+				}
+			}, want: summaryOfA + nodesOfA + `
+KIND    NAME              CONDITION             REASON       MESSAGE
+Member  isthmus-system/a  PodsRegistered=False  PodsOutside  the other members ignore 10.9.0.0/24
+
+ready
+`,
+		},
 		"the cluster's DNS was changed on one node": {
 			change: func(c *cluster) {
 				for pod, is := range map[string]status.ClusterDNS{"a-1:9470": {Answers: true}, "a-2:19470": {Reason: "it has no zone clusterset.local"}} {

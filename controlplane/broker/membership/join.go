@@ -56,7 +56,7 @@ type Joined struct {
 
 // Source is the source of addresses of one kind.
 type Source struct {
-	Kind string // pods, nodes, services or extra
+	Kind string // pods, nodes, services, extra or supernets
 	Found
 }
 
@@ -304,6 +304,7 @@ func (r Request) addresses(spec *v1alpha1.MemberSpec, own *claim, found discover
 		{"nodes", "node-cidr", r.Addresses.Nodes, before.NodeCIDRs, found.nodes, &spec.NodeCIDRs},
 		{"services", "service-cidr", r.Addresses.Services, before.ServiceCIDRs, found.services, &spec.ServiceCIDRs},
 		{"extra", "extra-cidr", r.Addresses.Extra, before.ExtraCIDRs, nil, &spec.ExtraCIDRs},
+		{"supernets", "pod-supernet", r.Addresses.Supernets, before.PodSupernets, nil, &spec.PodSupernets},
 	} {
 		from := kind.found
 		switch {
@@ -322,8 +323,8 @@ func (r Request) addresses(spec *v1alpha1.MemberSpec, own *claim, found discover
 			j.Sources = append(j.Sources, Source{kind.name, f})
 		}
 	}
-	if onlyNodes {
-		j.Notes = append(j.Notes, "the pod CIDRs are those of the present nodes, because nothing tells those of the whole cluster (looked for: "+lookedFor+"); other members will ignore pods of nodes that are added later, so give the CIDR of all pods with --pod-cidr")
+	if onlyNodes && len(spec.PodSupernets) == 0 {
+		j.Notes = append(j.Notes, "the pod CIDRs are those of the present nodes, because nothing tells those of the whole cluster (looked for: "+lookedFor+"); other members will ignore pods of nodes that are added later, so give the CIDR of all pods with --pod-cidr, or one in which later nodes get theirs with --pod-supernet")
 	}
 	return given
 }

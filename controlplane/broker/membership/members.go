@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
@@ -23,6 +25,11 @@ type Registered struct {
 	Seen time.Time
 	// Revoked means that the member may not write to the broker.
 	Revoked bool
+	// Extended are pod CIDRs of its nodes inside of its supernets, which count as registered. Outside are those that the other
+	// members ignore. Both are as the member states them.
+	Extended, Outside []netip.Prefix
+	// RefusedServices is the number of its exported Services with endpoints that the other members ignore, as it states.
+	RefusedServices int
 }
 
 // List returns the members of the broker in namespace, and those that left recently, sorted by id.
@@ -39,19 +46,39 @@ func List(ctx context.Context, broker client.Client, namespace string) ([]Regist
 	if err := broker.List(ctx, leases, client.InNamespace(namespace)); err != nil {
 		return nil, fmt.Errorf("list Leases on the broker: %w", err)
 	}
-	seen := map[string]time.Time{}
-	for _, l := range leases.Items {
-		if l.Spec.RenewTime != nil {
-			seen[l.Name] = l.Spec.RenewTime.Time
-		}
+	of := map[string]*coordinationv1.Lease{}
+	for i := range leases.Items {
+		of[leases.Items[i].Name] = &leases.Items[i]
 	}
 	var list []Registered
 	for _, m := range members.Items {
 		listed := slices.ContainsFunc(config.Spec.Members, func(b v1alpha1.MemberBlocks) bool { return b.ClusterID == m.Name })
-		list = append(list, Registered{Spec: m.Spec, Seen: seen[v1alpha1.MemberLease(m.Name)], Revoked: m.Spec.LeftAt == nil && !listed})
+		r := Registered{Spec: m.Spec, Revoked: m.Spec.LeftAt == nil && !listed}
+		if lease := of[v1alpha1.MemberLease(m.Name)]; lease != nil {
+			r.read(lease)
+		}
+		list = append(list, r)
 	}
 	slices.SortFunc(list, func(a, b Registered) int { return strings.Compare(a.Spec.ClusterID, b.Spec.ClusterID) })
 	return list, nil
+}
+
+// read takes what the member's Lease tells. The member writes it, so that only numbers and addresses are taken.
+func (r *Registered) read(lease *coordinationv1.Lease) {
+	if lease.Spec.RenewTime != nil {
+		r.Seen = lease.Spec.RenewTime.Time
+	}
+	if r.Spec.LeftAt != nil {
+		return
+	}
+	registered := clusterset.Member{
+		Routed:    slices.Concat(parsed(r.Spec.PodCIDRs), parsed(r.Spec.NodeCIDRs), parsed(r.Spec.ExtraCIDRs)),
+		Supernets: parsed(r.Spec.PodSupernets),
+	}
+	r.Extended, r.Outside = registered.Beyond(clusterset.ParsePrefixes(lease.Annotations[v1alpha1.AnnotationPodCIDRs]))
+	if n, err := strconv.Atoi(lease.Annotations[v1alpha1.AnnotationRefusedServices]); err == nil && n > 0 {
+		r.RefusedServices = n
+	}
 }
 
 // Set changes the registration of member id: each kind of addresses that is not nil, and the block of each family in blocks.
@@ -80,6 +107,7 @@ func Set(ctx context.Context, broker client.Client, namespace, id string, addres
 			{"node-cidr", addresses.Nodes, &spec.NodeCIDRs},
 			{"service-cidr", addresses.Services, &spec.ServiceCIDRs},
 			{"extra-cidr", addresses.Extra, &spec.ExtraCIDRs},
+			{"pod-supernet", addresses.Supernets, &spec.PodSupernets},
 		} {
 			if kind.given != nil {
 				*kind.set = texts(kind.given)

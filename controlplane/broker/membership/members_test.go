@@ -52,6 +52,9 @@ func TestSet(t *testing.T) {
 		t.Errorf("registration %+v, %v", m, err)
 	}
 
+	if m, err := Set(t.Context(), asAdmin, ns, "b", Addresses{Supernets: cidrs("10.128.0.0/10")}, nil); err != nil || !slices.Equal(m.Spec.PodSupernets, []string{"10.128.0.0/10"}) {
+		t.Errorf("registration %+v, %v", m, err)
+	}
 	publish(t, asAdmin, ns, "hello", "243.9.0.1", []clusterset.ClusterID{"a"}, []clusterset.ClusterID{"a"})
 	for name, tc := range map[string]struct {
 		id        string
@@ -61,6 +64,8 @@ func TestSet(t *testing.T) {
 		text      string
 	}{
 		"pods of another member":                    {"a", Addresses{Pods: cidrs("10.2.0.0/24")}, nil, ErrOverlap, "pod CIDR 10.2.0.0/24 of this cluster and 10.2.0.0/16 of member b"},
+		"a supernet around another member":          {"a", Addresses{Supernets: cidrs("10.0.0.0/8")}, nil, ErrOverlap, "supernet CIDR 10.0.0.0/8 of this cluster and 10.2.0.0/16 of member b"},
+		"pods in another member's supernet":         {"a", Addresses{Pods: cidrs("10.129.0.0/16")}, nil, ErrOverlap, "pod CIDR 10.129.0.0/16 of this cluster and 10.128.0.0/10 of member b"},
 		"no pod CIDR":                               {"a", Addresses{Pods: []netip.Prefix{}}, nil, nil, "a member needs a pod CIDR; give --pod-cidr"},
 		"a block of another member":                 {"a", Addresses{}, cidrs("243.1.0.0/17"), ErrOverlap, "block 243.1.0.0/16 of member b"},
 		"a block outside the ranges":                {"a", Addresses{}, cidrs("10.0.0.0/16"), nil, "lies outside of the ClusterSet's ranges"},
@@ -96,7 +101,11 @@ func TestList(t *testing.T) {
 	}
 	seen := metav1.NowMicro()
 	lease := &coordinationv1.Lease{ObjectMeta: named(ns, v1alpha1.MemberLease("a"), "a"), Spec: coordinationv1.LeaseSpec{RenewTime: &seen}}
+	lease.Annotations = map[string]string{v1alpha1.AnnotationPodCIDRs: "10.128.7.0/24,10.9.0.0/24,\x1b[31m", v1alpha1.AnnotationRefusedServices: "3"}
 	if err := asAdmin.Create(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Set(t.Context(), asAdmin, ns, "a", Addresses{Supernets: cidrs("10.128.0.0/10")}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ForceLeave(t.Context(), asAdmin, ns, "b"); err != nil {
@@ -112,6 +121,9 @@ func TestList(t *testing.T) {
 	type line struct {
 		id                  string
 		seen, left, revoked bool
+	}
+	if a := list[0]; !slices.Equal(a.Extended, cidrs("10.128.7.0/24")) || !slices.Equal(a.Outside, cidrs("10.9.0.0/24")) || a.RefusedServices != 3 {
+		t.Errorf("a has pods in %v, and outside in %v; %d services are refused", a.Extended, a.Outside, a.RefusedServices)
 	}
 	var have []line
 	for _, r := range list {
