@@ -90,7 +90,7 @@ func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, s *snaps
 		}
 		switch {
 		case len(problems) > 0:
-		case len(s.taken) > 0 || len(s.lacking) == 0 && len(common) > 0:
+		case len(s.taken) > 0 || len(s.lacking) == 0 && len(common) > len(r.rejections(s)):
 			reason = ReasonTaken
 		case len(common) > 0:
 			reason = reasonPartly
@@ -137,13 +137,7 @@ func (r *Reconciler) problems(ctx context.Context, into reconcile.Member, s *sna
 		all = append(all, fmt.Sprintf("clusters %s lack the namespace %s of global Services and do not get this one; create it", join(s.lacking), r.system))
 	}
 	all = append(all, s.foreign...)
-	for _, cluster := range s.clusters {
-		for _, rejected := range []*sync.Map{&r.rejected, &r.rejectedVIPs} {
-			if text, ok := rejected.Load(taken{cluster, s.name}); ok {
-				all = append(all, fmt.Sprint(text))
-			}
-		}
-	}
+	all = append(all, r.rejections(s)...)
 	if !r.vips.on() {
 		return all
 	}
@@ -153,6 +147,18 @@ func (r *Reconciler) problems(ctx context.Context, into reconcile.Member, s *sna
 		all = append(all, "this cluster has no ServiceImports (multicluster.x-k8s.io/v1beta1), so it gets no ClusterSetIP; install the definition")
 	case err == nil && !offers.IsOurs(&si):
 		all = append(all, fmt.Sprintf("this cluster has a ServiceImport %s of another origin, so the federated Service gets no ClusterSetIP here; rename one of them", s.name))
+	}
+	return all
+}
+
+// rejections returns what clusters refuse of the federated Service, and why.
+func (r *Reconciler) rejections(s *snapshot) (all []string) {
+	for _, cluster := range s.clusters {
+		for _, rejected := range []*sync.Map{&r.rejected, &r.rejectedVIPs} {
+			if text, ok := rejected.Load(taken{cluster, s.name}); ok {
+				all = append(all, fmt.Sprint(text))
+			}
+		}
 	}
 	return all
 }
