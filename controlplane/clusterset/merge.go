@@ -93,9 +93,7 @@ func (p Policy) Merge(exports []Export) (Import, []Conflict) {
 	if len(exports) == 0 {
 		return Import{}, nil
 	}
-	byAge := slices.SortedFunc(slices.Values(exports), func(a, b Export) int {
-		return cmp.Or(a.ExportedAt.Compare(b.ExportedAt), strings.Compare(string(a.Cluster), string(b.Cluster)))
-	})
+	byAge := ByAge(exports)
 	oldest := byAge[0]
 	counted := byAge
 	if p.ExcludeTypes {
@@ -122,6 +120,13 @@ func (p Policy) Merge(exports []Export) (Import, []Conflict) {
 	}
 	slices.Sort(imp.Clusters)
 	return imp, p.conflicts(byAge, imp)
+}
+
+// ByAge returns exports in order of precedence: the oldest first, and of equally old ones that of the lower member id.
+func ByAge(exports []Export) []Export {
+	return slices.SortedFunc(slices.Values(exports), func(a, b Export) int {
+		return cmp.Or(a.ExportedAt.Compare(b.ExportedAt), strings.Compare(string(a.Cluster), string(b.Cluster)))
+	})
 }
 
 // agreedChoice returns the choice whether the Service has a ClusterSetIP.

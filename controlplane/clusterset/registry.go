@@ -138,6 +138,12 @@ func (r *MemberRegistry) CheckIP(by ClusterID, a netip.Addr) error {
 	return nil
 }
 
+// HasBlock reports whether id is a member now and allocates ClusterSetIPs of family f.
+func (r *MemberRegistry) HasBlock(id ClusterID, f Family) bool {
+	m, ok := r.Member(id)
+	return ok && slices.ContainsFunc(m.Blocks, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == f })
+}
+
 // ExportedAt returns the effective creation time of an export that claims a time: not before its member joined, so that
 // no member wins a conflict by an old date.
 func (r *MemberRegistry) ExportedAt(id ClusterID, claimed time.Time) time.Time {

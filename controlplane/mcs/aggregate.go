@@ -28,6 +28,9 @@ func Aggregate(a clusterset.Aggregate) *v1beta1.ServiceImport {
 	if a.AllocatedBy != "" {
 		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationAllocatedBy, string(a.AllocatedBy))
 	}
+	if a.ExtendedBy != "" {
+		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationExtendedBy, string(a.ExtendedBy))
+	}
 	if a.UseIP != clusterset.Unknown {
 		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationUseClusterSetIP, a.UseIP.String())
 	}
@@ -52,13 +55,8 @@ func ParseAggregate(si *v1beta1.ServiceImport) (clusterset.Aggregate, []Omission
 	if a.IPs, err = parseAddrs(si.Spec.IPs); err != nil {
 		omitted.add("spec.ips", "%v", err)
 	}
-	if by, ok := si.Annotations[v1alpha1.AnnotationAllocatedBy]; ok {
-		a.AllocatedBy = clusterset.ClusterID(by)
-		if err := a.AllocatedBy.Validate(); err != nil {
-			a.AllocatedBy = ""
-			omitted.add("annotation "+v1alpha1.AnnotationAllocatedBy, "it names no cluster")
-		}
-	}
+	a.AllocatedBy = memberIn(si, v1alpha1.AnnotationAllocatedBy, &omitted)
+	a.ExtendedBy = memberIn(si, v1alpha1.AnnotationExtendedBy, &omitted)
 	switch si.Annotations[v1alpha1.AnnotationUseClusterSetIP] {
 	case clusterset.Enabled.String():
 		a.UseIP = clusterset.Enabled
@@ -75,4 +73,15 @@ func ParseAggregate(si *v1beta1.ServiceImport) (clusterset.Aggregate, []Omission
 	}
 	slices.Sort(a.Clusters)
 	return a, omitted, nil
+}
+
+// memberIn returns the member that an annotation of an aggregate names, or "".
+func memberIn(si *v1beta1.ServiceImport, key string, omitted *omissions) clusterset.ClusterID {
+	text, ok := si.Annotations[key]
+	id := clusterset.ClusterID(text)
+	if ok && id.Validate() != nil {
+		omitted.add("annotation "+key, "it names no cluster")
+		return ""
+	}
+	return id
 }

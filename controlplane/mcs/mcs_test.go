@@ -123,6 +123,7 @@ func TestAggregateRoundTrip(t *testing.T) {
 		want := clusterset.Aggregate{
 			Service: genService(t), Type: genType.Draw(t, "type"), IPs: genIPs(t),
 			AllocatedBy: rapid.SampledFrom([]clusterset.ClusterID{"", "a", "a.b"}).Draw(t, "by"),
+			ExtendedBy:  rapid.SampledFrom([]clusterset.ClusterID{"", "b", "a.b"}).Draw(t, "extended by"),
 			Clusters:    rapid.SampledFrom([][]clusterset.ClusterID{nil, {"a"}, {"a", "a.b"}}).Draw(t, "clusters"),
 		}
 		have, _, err := mcs.ParseAggregate(mcs.Aggregate(want))

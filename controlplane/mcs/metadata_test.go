@@ -307,4 +307,12 @@ func TestHostileAggregate(t *testing.T) {
 	if err != nil || len(omitted) != 3 || !cmp.Equal(a, good) {
 		t.Errorf("an aggregate with wild content: %+v, %v, %v", a, omitted, err)
 	}
+	// An invalid extender costs nothing but itself.
+	for _, by := range []string{"", "no id", strings.Repeat("x", 70_000)} {
+		si.Annotations = map[string]string{v1alpha1.AnnotationAllocatedBy: "a", v1alpha1.AnnotationExtendedBy: by}
+		a, omitted, err = ParseAggregate(si)
+		if err != nil || len(omitted) != 3 || a.AllocatedBy != "a" || a.ExtendedBy != "" {
+			t.Errorf("an aggregate with a wild extender: %+v, %v, %v", a, omitted, err)
+		}
+	}
 }

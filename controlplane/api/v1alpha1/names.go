@@ -47,6 +47,9 @@ const (
 
 	// AnnotationAllocatedBy names the member that allocated an aggregate's ClusterSetIP.
 	AnnotationAllocatedBy = "lighthouse.submariner.io/clusterset-ip-allocated-by"
+	// AnnotationExtendedBy names the member that added the second address of an aggregate's ClusterSetIP. It is absent if the
+	// allocator of the first one added it.
+	AnnotationExtendedBy = "isthmus.dev/clusterset-ip-extended-by"
 	// AnnotationCreatedBy names the member that created an aggregate. It never changes.
 	AnnotationCreatedBy = "isthmus.dev/created-by"
 )
