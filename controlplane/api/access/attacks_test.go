@@ -495,6 +495,72 @@ func (b *broker) attacksOnAggregates() map[string]attack {
 	}
 }
 
+// attacksOnExtensions are attacks on the second address of aggregates whose first one another member allocated.
+func (b *broker) attacksOnExtensions() map[string]attack {
+	type si = v1beta1.ServiceImport
+	fresh := func(by string, ips ...string) *si { return b.aggregate("fresh", "demo", by, ips...) }
+	own := func() *si { return b.aggregate("own", "demo", "") }
+	annotate := func(key, value string) func(*si) {
+		return func(s *si) { metav1.SetMetaDataAnnotation(&s.ObjectMeta, key, value) }
+	}
+	left := func() *si { return b.aggregate("left", "demo", "") }         // of b, which exports it no more; a and a.b do
+	extended := func() *si { return b.aggregate("extended", "demo", "") } // the same, and a has added an address
+	extend := func(by string, ips ...string) func(*si) {
+		return func(have *si) {
+			have.Spec = b.aggregate("left", "demo", "b", ips...).Spec
+			annotate(isthmus.AnnotationExtendedBy, by)(have)
+		}
+	}
+	const (
+		fromOwn  = `member a allocates from [243.0.0.0/16 fd00:243:0:1::/64]`
+		stays    = `the ClusterSetIP of an aggregate is immutable`
+		names    = `it must name the allocator of the ClusterSetIP, here "`
+		extender = `it must name the member that extended the ClusterSetIP of another, here "`
+	)
+	return map[string]attack{
+		"an added address of another's block":    {do: update(b, left(), extend("a", "243.2.0.4", "fd00:243:0:3::4")), because: fromOwn},
+		"an added address of a family it has":    {do: update(b, left(), extend("a", "243.2.0.4", "243.0.0.4")), because: `it must list the families of spec.ips`},
+		"an added address before the first":      {do: update(b, left(), extend("a", "fd00:243:0:1::4", "243.2.0.4")), because: stays},
+		"an added address in place of the first": {do: update(b, left(), extend("a", "243.0.0.4", "fd00:243:0:1::4")), because: stays},
+		"an added address alone":                 {do: update(b, left(), extend("a", "fd00:243:0:1::4")), because: stays},
+		"an added address without its family": {
+			do:      update(b, left(), func(s *si) { extend("a", "243.2.0.4", "fd00:243:0:1::4")(s); s.Spec.IPFamilies = s.Spec.IPFamilies[:1] }),
+			because: `it must list the families of spec.ips`,
+		},
+		"an added address in another's name":  {do: update(b, left(), extend("a.b", "243.2.0.4", "fd00:243:0:1::4")), because: extender + `a"`},
+		"an added address in the allocator's": {do: update(b, left(), extend("b", "243.2.0.4", "fd00:243:0:1::4")), because: extender + `a"`},
+		"an added address in nobody's name":   {do: merge(left(), `{"spec":{"ips":["243.2.0.4","fd00:243:0:1::4"],"ipFamilies":["IPv4","IPv6"]}}`), because: extender + `a"`},
+		"an added address and another owner": {do: update(b, left(), func(s *si) {
+			extend("a", "243.2.0.4", "fd00:243:0:1::4")(s)
+			annotate(isthmus.AnnotationAllocatedBy, "a")(s)
+		}), because: names + `b"`},
+		"an added address by who does not export": {do: update(b, b.aggregate("old", "demo", ""), extend("a", "243.2.0.9", "fd00:243:0:1::9")), because: stays},
+		"an added address while its allocator exports": {
+			do:      update(b, b.aggregate("crowded", "demo", ""), extend("a", "243.2.0.6", "fd00:243:0:1::6")),
+			because: `member b, which status.clusters lists, allocates the ClusterSetIP and has a block of the added family, so a adds no address`,
+		},
+		"an added address, by the other version": {
+			do:      merge(b.alphaAggregate("left", "243.2.0.4"), `{"metadata":{"annotations":{"isthmus.dev/clusterset-ip-extended-by":"a"}},"spec":{"ips":["243.2.0.4","fd00:243:0:3::4"],"ipFamilies":["IPv4","IPv6"]}}`),
+			because: fromOwn,
+		},
+		"an extender of nothing":               {do: update(b, left(), annotate(isthmus.AnnotationExtendedBy, "a")), because: extender + `"`},
+		"an extender of its own address":       {do: update(b, own(), annotate(isthmus.AnnotationExtendedBy, "a")), because: extender + `"`},
+		"an extender from the start":           {do: create(alter(fresh("a", "243.0.0.7", "fd00:243:0:1::7"), annotate(isthmus.AnnotationExtendedBy, "a"))), because: extender + `"`},
+		"an extender of no address":            {do: create(alter(fresh(""), annotate(isthmus.AnnotationExtendedBy, "a"))), because: extender + `"`},
+		"an added address, removed by another": {as: "a.b", do: update(b, extended(), extend("a", "243.2.0.5")), because: stays},
+		"an added address, removed by its allocator": {
+			as: "b", do: merge(extended(), `{"metadata":{"annotations":{"isthmus.dev/clusterset-ip-extended-by":null}},"spec":{"ips":["243.2.0.5"],"ipFamilies":["IPv4"]}}`), because: stays,
+		},
+		"an added address, taken back":            {do: merge(extended(), `{"metadata":{"annotations":{"isthmus.dev/clusterset-ip-extended-by":null}},"spec":{"ips":["243.2.0.5"],"ipFamilies":["IPv4"]}}`), because: stays},
+		"an added address, replaced":              {as: "a.b", do: update(b, extended(), extend("a.b", "243.2.0.5", "fd00:243:0:2::5")), because: stays},
+		"the extender, removed":                   {as: "a.b", do: merge(extended(), `{"metadata":{"annotations":{"isthmus.dev/clusterset-ip-extended-by":null}}}`), because: extender + `a"`},
+		"the extender, removed by itself":         {do: merge(extended(), `{"metadata":{"annotations":{"isthmus.dev/clusterset-ip-extended-by":null}}}`), because: extender + `a"`},
+		"the extender, replaced":                  {as: "a.b", do: update(b, extended(), annotate(isthmus.AnnotationExtendedBy, "a.b")), because: extender + `a"`},
+		"the extender, replaced by the allocator": {as: "b", do: update(b, extended(), annotate(isthmus.AnnotationExtendedBy, "b")), because: extender + `a"`},
+		"an extended one, deleted":                {do: remove(extended()), because: `status.clusters lists [a a.b]`},
+	}
+}
+
 // alphaAggregate is an aggregate by a in the older version of the API.
 func (b *broker) alphaAggregate(service, ip string) *v1alpha1.ServiceImport {
 	beta := b.aggregate(service, "demo", "a", ip)

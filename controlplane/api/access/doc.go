@@ -21,11 +21,12 @@
 //	leases          against faking the liveness of another member: each renews the Lease member-ID, and
 //	                deletes none
 //	aggregates      against taking a Service from its exporters: ClusterSetIP, its families, its allocator
-//	                and the choice of a ClusterSetIP are immutable once written; a write to
-//	                status.clusters adds or removes only the caller; only the last listed member deletes
+//	                and the choice of a ClusterSetIP are immutable once written, but for a second address; a
+//	                write to status.clusters adds or removes only the caller; only the last listed member deletes
 //	quotas          against filling the broker: a member that the status of the ClusterSetConfig lists creates
 //	                no more objects of that kind; the quota controller writes that list
-//	clustersetips   against taking addresses of others: a ClusterSetIP comes from the caller's own block
+//	clustersetips   against taking addresses of others: a ClusterSetIP comes from the caller's own block; a
+//	                second address is its allocator's while the aggregate lists that and it has a block
 //	tokens          against keeping access: a member requests tokens of its own account only, bound to the
 //	                Secret that the ClusterSetConfig names, which isthmusctl rotate and revoke delete
 //

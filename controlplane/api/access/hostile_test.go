@@ -155,6 +155,16 @@ func TestHostileMember(t *testing.T) {
 	b.write(declined)
 	old := b.aggregate("old", "demo", "b", "243.2.0.9") // one that says nothing of use-clusterset-ip
 	b.write(old)
+	// The address of "left" is b's, which exports it no more; a has added one to "extended"; and b still exports "crowded".
+	for name, clusters := range map[string][]string{"left": {"a", "a.b"}, "extended": {"a", "a.b"}, "crowded": {"a", "b"}} {
+		ips := map[string][]string{"left": {"243.2.0.4"}, "extended": {"243.2.0.5", "fd00:243:0:1::5"}, "crowded": {"243.2.0.6"}}[name]
+		si := b.aggregate(name, "demo", "b", ips...)
+		if len(ips) > 1 {
+			metav1.SetMetaDataAnnotation(&si.ObjectMeta, isthmus.AnnotationExtendedBy, "a")
+		}
+		b.write(si)
+		b.list(si, clusters...)
+	}
 	// One whose clusters were applied under the one field owner of all members: who applies less then takes away
 	// what others applied.
 	applied := b.aggregate("applied", "demo", "")
@@ -178,6 +188,7 @@ func TestHostileMember(t *testing.T) {
 		"slices":     b.attacksOnSlices(),
 		"leases":     b.attacksOnLeases(),
 		"aggregates": b.attacksOnAggregates(),
+		"extensions": b.attacksOnExtensions(),
 		"statuses":   b.attacksOnStatuses(),
 		"the rest":   b.attacksOnTheRest(),
 	}

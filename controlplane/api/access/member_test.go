@@ -56,6 +56,18 @@ func TestMemberAtWork(t *testing.T) {
 			have.Spec, have.Annotations = want.Spec, want.Annotations
 		}
 	}
+	// The first addresses of b, which no longer exports, and of careless, which does and has no block.
+	for name, by := range map[string]string{"widened": "b", "halved": "b", "helped": "careless"} {
+		si := b.aggregate(name, "demo", by, "243.2.0.7")
+		b.write(si)
+		b.list(si, slices.Sorted(slices.Values([]string{"a", map[bool]string{true: "careless", false: "a.b"}[name == "helped"]}))...)
+	}
+	extend := func(by, added string) func(*v1beta1.ServiceImport) {
+		return func(have *v1beta1.ServiceImport) {
+			have.Spec = b.aggregate("any", "demo", by, have.Spec.IPs[0], added).Spec
+			metav1.SetMetaDataAnnotation(&have.ObjectMeta, isthmus.AnnotationExtendedBy, by)
+		}
+	}
 	kept := b.record("a", "kept", "demo") // an administrator's marks do not stop its owner
 	kept.Finalizers, kept.OwnerReferences = []string{"example.com/kept"}, b.ownedBy(isthmus.GroupVersion.WithKind("ExportRecord"), kept, false)
 	b.write(kept)
@@ -132,8 +144,15 @@ func TestMemberAtWork(t *testing.T) {
 				metav1.SetMetaDataAnnotation(&s.ObjectMeta, isthmus.AnnotationUseClusterSetIP, "true")
 			}),
 		}},
-		"adding itself to another member's aggregate":     {do: []attempt{updateStatus(b, shared("joined"), clusters("a", "a.b", "b"))}},
-		"removing itself from another member's aggregate": {as: "a.b", do: []attempt{updateStatus(b, shared("left"), clusters("b"))}},
+		"a second family for an address whose allocator left, and other writes then": {do: []attempt{
+			update(b, shared("widened"), extend("a", "fd00:243:0:1::7")),
+			merge(shared("widened"), `{"spec":{"type":"Headless"},"metadata":{"annotations":{"lighthouse.submariner.io/use-clusterset-ip":"true"}}}`),
+			updateStatus(b, shared("widened"), clusters("a.b")),
+		}},
+		"a second family, by a member with two labels":         {as: "a.b", do: []attempt{update(b, shared("halved"), extend("a.b", "fd00:243:0:2::7"))}},
+		"a second family for which the allocator has no block": {do: []attempt{update(b, shared("helped"), extend("a", "fd00:243:0:1::8"))}},
+		"adding itself to another member's aggregate":          {do: []attempt{updateStatus(b, shared("joined"), clusters("a", "a.b", "b"))}},
+		"removing itself from another member's aggregate":      {as: "a.b", do: []attempt{updateStatus(b, shared("left"), clusters("b"))}},
 		"removing itself from an aggregate, and deleting one as the last member": {as: "b", do: []attempt{
 			func(ctx context.Context, _ client.Client) error {
 				return updateStatus(b, shared("last"), clusters("b"))(ctx, b.member("a.b"))
