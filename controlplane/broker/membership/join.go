@@ -19,6 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 // ErrIDTaken means that another cluster has the id.
@@ -361,7 +362,7 @@ func checkFormerMember(ctx context.Context, broker client.Client, namespace stri
 	return fmt.Errorf("%w: a former member %s allocated ClusterSetIPs that are in use, to %s, and its block belongs to another member now; choose another --clusterid", ErrIDTaken, spec.ClusterID, admin.Some(held))
 }
 
-// allocatedOutside returns the Services, as namespace/name, whose ClusterSetIP the member of spec has allocated
+// allocatedOutside returns the Services, as namespace/name, that have a ClusterSetIP which the member of spec has allocated
 // outside of the blocks of spec.
 func allocatedOutside(ctx context.Context, broker client.Client, namespace string, spec v1alpha1.MemberSpec) ([]string, error) {
 	aggregates := &mcsv1beta1.ServiceImportList{}
@@ -370,16 +371,16 @@ func allocatedOutside(ctx context.Context, broker client.Client, namespace strin
 	}
 	blocks := parsed(spec.ClusterSetIPCIDR)
 	var held []string
-	for _, a := range aggregates.Items {
-		if a.Annotations[v1alpha1.AnnotationAllocatedBy] != spec.ClusterID {
-			continue
+	for i := range aggregates.Items {
+		a, _, err := mcs.ParseAggregate(&aggregates.Items[i])
+		if err != nil {
+			continue // members ignore it
 		}
-		outside := func(text string) bool {
-			ip, err := netip.ParseAddr(text)
-			return err == nil && !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(ip) })
-		}
-		if slices.ContainsFunc(a.Spec.IPs, outside) {
-			held = append(held, a.Labels[v1alpha1.LabelServiceNamespace]+"/"+a.Labels[v1alpha1.LabelServiceName])
+		for n, ip := range a.IPs {
+			if string(a.OwnerOf(n)) == spec.ClusterID && !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(ip) }) {
+				held = append(held, a.Service.String())
+				break
+			}
 		}
 	}
 	slices.Sort(held)

@@ -195,7 +195,8 @@ func leaveAggregates(ctx context.Context, broker client.Client, namespace, id st
 			mine := func(c mcsv1beta1.ClusterStatus) bool { return c.Cluster == id }
 			listed := slices.ContainsFunc(a.Status.Clusters, mine)
 			others := slices.DeleteFunc(slices.Clone(a.Status.Clusters), mine)
-			if !listed && (len(others) > 0 || a.Annotations[v1alpha1.AnnotationAllocatedBy] != id) {
+			owns := a.Annotations[v1alpha1.AnnotationAllocatedBy] == id || a.Annotations[v1alpha1.AnnotationExtendedBy] == id
+			if !listed && (len(others) > 0 || !owns) {
 				return nil
 			}
 			concerned = true

@@ -496,6 +496,22 @@ func TestInheritedBlock(t *testing.T) {
 	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); !errors.Is(err, ErrIDTaken) || !strings.Contains(err.Error(), "a former member a allocated ClusterSetIPs that are in use, to demo/kept") {
 		t.Errorf("a joined: %v", err)
 	}
+	// The same holds for an address that a former member added to another's.
+	edited := &mcsv1beta1.ServiceImport{}
+	if err := asAdmin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "kept.demo"}, edited); err != nil {
+		t.Fatal(err)
+	}
+	extended := mcs.Aggregate(clusterset.Aggregate{
+		Service: service("kept"), Type: clusterset.ClusterSetIP, AllocatedBy: "c", ExtendedBy: "a",
+		IPs: []netip.Addr{netip.MustParseAddr("243.0.0.9"), netip.MustParseAddr("fd00:243::9")},
+	})
+	edited.Spec, edited.Annotations = extended.Spec, extended.Annotations
+	if err := asAdmin.Update(t.Context(), edited); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); !errors.Is(err, ErrIDTaken) || !strings.Contains(err.Error(), "in use, to demo/kept") {
+		t.Errorf("a joined although it extended a ClusterSetIP: %v", err)
+	}
 	if d, err := reserve(t, asAdmin, "another", request(info, "d", 4)); err != nil || firstBlock(d) != "243.1.0.0/16" {
 		t.Errorf("d got %+v, %v", d.Member, err)
 	}
