@@ -276,6 +276,134 @@ func TestSecondFamilyGetsAnAddress(t *testing.T) {
 	conformance.Holds(t, "N20")
 }
 
+// ownFamily makes a Service single-stack, of the given family.
+func ownFamily(f corev1.IPFamily) func(*corev1.Service) {
+	return func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{f} }
+}
+
+// addressOf returns an error unless the import si of m has the given address first, and one of the given block second.
+func addressOf(m *member, si *v1beta1.ServiceImport, first, block string) error {
+	if len(si.Spec.IPs) != 2 || si.Spec.IPs[0] != first || !netip.MustParsePrefix(block).Contains(netip.MustParseAddr(si.Spec.IPs[1])) {
+		return fmt.Errorf("in %s the addresses are %v, want %s and one of %s", m.id, si.Spec.IPs, first, block)
+	}
+	return nil
+}
+
+// The Service of the allocator is IPv6 alone, and that of the other exporter IPv4 alone. When the allocator unexports it, the other
+// one adds an address of its own block, and both addresses stay from then on.
+func TestAnotherExporterAddsTheFamily(t *testing.T) {
+	w := newTestbed(t).run()
+	six, four := []string{"fd00:97::1:8080"}, []string{"10.98.0.1:8080"}
+	w.a.service("hello", ownFamily(corev1.IPv6Protocol))
+	w.a.export("hello")
+	onlyA := expect{typ: v1beta1.ClusterSetIP, ips: 1, clusters: []string{"a"}, ports: []string{"http/80"}, endpoints: six}
+	first := w.b.wants("hello", onlyA).Spec.IPs[0]
+	w.b.service("hello")
+	w.b.export("hello")
+	ready := string(v1beta1.ServiceExportConditionReady)
+	if said := w.b.condition("hello", ready, metav1.ConditionTrue, string(mcs.ReasonFamilyNotServed)); !strings.Contains(said, "not by [IPv4]: cluster a allocates") {
+		t.Errorf("b is told %s", said)
+	}
+
+	w.a.unexport("hello")
+	onlyB, both := onlyA, onlyA
+	onlyB.ips, onlyB.clusters, onlyB.endpoints = 2, []string{"b"}, four
+	both.ips, both.clusters, both.endpoints = 2, []string{"a", "b"}, slices.Concat(six, four)
+	second := ""
+	for _, m := range w.both() {
+		si := m.wants("hello", onlyB)
+		w.noError(addressOf(m, si, first, blocks["b"][0]))
+		second = si.Spec.IPs[1]
+		if diff := cmp.Diff([]corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}, si.Spec.IPFamilies); diff != "" {
+			t.Errorf("families (-want +have):\n%s", diff)
+		}
+	}
+	agreed := w.aggregate("hello").Annotations
+	if agreed[v1alpha1.AnnotationAllocatedBy] != "a" || agreed[v1alpha1.AnnotationExtendedBy] != "b" {
+		t.Errorf("the aggregate has the annotations %v", agreed)
+	}
+	if said := w.b.condition("hello", ready, metav1.ConditionTrue, string(v1beta1.ServiceExportReasonExported)); !strings.Contains(said, first+" and "+second) {
+		t.Errorf("b is told %s", said)
+	}
+	w.eventually(func() error {
+		have := w.b.eventsOn("hello")
+		if slices.Contains(have, string(mcs.ReasonFamilyNotServed)) && slices.Contains(have, string(v1beta1.ServiceExportReasonExported)) {
+			return nil
+		}
+		return fmt.Errorf("events of b: %v", have)
+	})
+
+	w.keepsBoth("hello", onlyB, first, second)
+	w.a.export("hello") // changes nothing
+	w.keeps("hello", both, first, second)
+	w.quiet()
+	w.keeps("hello", both, first, second)
+	w.a.unexport("hello")
+	w.b.unexport("hello")
+	w.brokerEmpty()
+}
+
+// keeps waits until all imports match e, with the given addresses.
+func (w *testbed) keeps(name string, e expect, addresses ...string) {
+	w.t.Helper()
+	for _, m := range w.both() {
+		if si := m.wants(name, e); !slices.Equal(si.Spec.IPs, addresses) {
+			w.t.Errorf("in %s the addresses were %v and are %v", m.id, addresses, si.Spec.IPs)
+		}
+	}
+}
+
+// keepsBoth checks that all imports match e, with the given addresses, also when the aggregate is lost. Each owner then restores
+// its own address.
+func (w *testbed) keepsBoth(name string, e expect, addresses ...string) {
+	w.t.Helper()
+	w.keeps(name, e, addresses...)
+	w.quiet()
+	w.noError(w.broker.Delete(w.t.Context(), w.aggregate(name)))
+	w.eventually(func() error {
+		si := &v1beta1.ServiceImport{}
+		err := w.broker.Get(w.t.Context(), types.NamespacedName{Namespace: w.brokerNS, Name: name + "." + w.ns}, si)
+		if err != nil || !slices.Equal(si.Spec.IPs, addresses) || si.Annotations[v1alpha1.AnnotationExtendedBy] != "b" {
+			return fmt.Errorf("the aggregate is %v %v: %w", si.Spec.IPs, si.Annotations, err)
+		}
+		return nil
+	})
+	w.keeps(name, e, addresses...)
+}
+
+// The allocator has no block of a family that it exports, so another exporter with such a block adds the address. Without one, the
+// condition of both says so.
+func TestFamilyWithoutABlockOfTheAllocator(t *testing.T) {
+	for name, ofB := range map[string][]string{"b has a block": blocks["b"], "nobody has one": blocks["b"][:1]} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
+				m.ClusterSetIPCIDR = map[string][]string{"a": blocks["a"][:1], "b": ofB}[m.ClusterID]
+			}).run()
+			w.a.service("hello", dualStack)
+			w.a.export("hello")
+			ready, missing := string(v1beta1.ServiceExportConditionReady), string(mcs.ReasonFamilyNotServed)
+			if said := w.a.condition("hello", ready, metav1.ConditionTrue, missing); !strings.Contains(said, "not by [IPv6]: no exporting cluster has a block") {
+				t.Errorf("a is told %s", said)
+			}
+			w.b.service("hello", dualStack)
+			w.b.export("hello")
+			want := onBoth
+			want.endpoints = append(slices.Clone(onBoth.endpoints), "fd00:97::1:8080", "fd00:98::1:8080")
+			if len(ofB) == 1 {
+				w.b.condition("hello", ready, metav1.ConditionTrue, missing)
+				w.b.wants("hello", want)
+				return
+			}
+			want.ips = 2
+			for _, m := range w.both() {
+				si := m.wants("hello", want)
+				w.noError(addressOf(m, si, si.Spec.IPs[0], blocks["b"][1]))
+				m.condition("hello", ready, metav1.ConditionTrue, string(v1beta1.ServiceExportReasonExported))
+			}
+		})
+	}
+}
+
 func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")

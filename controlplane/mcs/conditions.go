@@ -96,12 +96,13 @@ type Shortcomings struct {
 	Unnamed []string   // the result of [Unnamed]
 	Refused []error    // one for each endpoint that other clusters would ignore
 	Overlap []Overlap
-	// Unserved are the families of the Service of which its ClusterSetIP has no address, AllocatedBy the cluster that could add one.
-	Unserved    []clusterset.Family
-	AllocatedBy clusterset.ClusterID
-	NotLocal    bool  // the import has the policy Local, and its endpoints are the addresses of Services
-	Waiting     int   // EndpointSlices that wait for a quota
-	Quota       error // the reason for Waiting
+	// Unserved are the families of the Service of which its ClusterSetIP has no address, Extender the cluster that could add one;
+	// "" if no exporter could.
+	Unserved []clusterset.Family
+	Extender clusterset.ClusterID
+	NotLocal bool  // the import has the policy Local, and its endpoints are the addresses of Services
+	Waiting  int   // EndpointSlices that wait for a quota
+	Quota    error // the reason for Waiting
 }
 
 // Overlap is an address of a Service that some clusters ignore because their own Services have such addresses.
@@ -141,8 +142,11 @@ func ExportedWithout(ips []netip.Addr, s Shortcomings) metav1.Condition {
 	}
 	if len(s.Unserved) > 0 {
 		c.Reason = string(ReasonFamilyNotServed)
-		c.Message = fmt.Sprintf("%s, not by %v: cluster %s allocates its ClusterSetIP and has no address of that family for it; that cluster's export needs the family, and its block one",
-			c.Message, s.Unserved, s.AllocatedBy)
+		because := "no exporting cluster has a block of that family; give one to any of them"
+		if s.Extender != "" {
+			because = fmt.Sprintf("cluster %s allocates the addresses of that family and has added none; the oldest export needs the family, and the block of %[1]s a free address", s.Extender)
+		}
+		c.Message = fmt.Sprintf("%s, not by %v: %s", c.Message, s.Unserved, because)
 	}
 	if len(s.Overlap) > 0 {
 		var texts []string

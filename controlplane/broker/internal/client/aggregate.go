@@ -58,13 +58,14 @@ func (b *Broker) read(ctx context.Context, name clusterset.ServiceName) (cluster
 	return b.vetAggregate(a), si, nil
 }
 
-// vetAggregate returns a without addresses that its allocator may not allocate.
+// vetAggregate returns a without addresses that their owners may not allocate. An invalid second address costs only itself;
+// without a valid first one, the addresses are those that the exporters remember.
 func (b *Broker) vetAggregate(a clusterset.Aggregate) clusterset.Aggregate {
 	registry := b.Registry()
-	for _, ip := range a.IPs {
-		if err := registry.CheckIP(a.AllocatedBy, ip); err != nil {
-			b.registry.warnOnce("", fmt.Sprint(a.Service, a.IPs), fmt.Errorf("the ClusterSetIPs of aggregate %s are ignored: %w", a.Service, err))
-			a.IPs = nil
+	for i, ip := range a.IPs {
+		if err := registry.CheckIP(a.OwnerOf(i), ip); err != nil {
+			b.registry.warnOnce("", fmt.Sprint(a.Service, a.IPs), fmt.Errorf("the ClusterSetIPs %v of aggregate %s are ignored: %w", a.IPs[i:], a.Service, err))
+			a.IPs = a.IPs[:i:i]
 			break
 		}
 	}
@@ -72,7 +73,7 @@ func (b *Broker) vetAggregate(a clusterset.Aggregate) clusterset.Aggregate {
 }
 
 // Claim creates the aggregate of want.Service if it is missing, lists this member in it, and sets want.IPs and want.UseIP
-// where it has none. It adds an address of want.IPs if this member has allocated the others. It returns the resulting aggregate.
+// where it has none. It adds an address of want.IPs if this member may extend the others. It returns the resulting aggregate.
 // Its IPs are another member's if that one was faster: only one member can create the object, or add addresses to one without.
 // After an error some of this may be done.
 func (b *Broker) Claim(ctx context.Context, want clusterset.Aggregate) (clusterset.Aggregate, error) {
@@ -93,6 +94,14 @@ func (b *Broker) Claim(ctx context.Context, want clusterset.Aggregate) (clusters
 	if have, err = b.complete(ctx, have, si, want); err != nil {
 		return clusterset.Aggregate{}, err
 	}
+	if have, err = b.join(ctx, have, si); err != nil {
+		return clusterset.Aggregate{}, err
+	}
+	return b.extendOther(ctx, have, si, want)
+}
+
+// join lists this member in the aggregate.
+func (b *Broker) join(ctx context.Context, have clusterset.Aggregate, si *v1beta1.ServiceImport) (clusterset.Aggregate, error) {
 	if slices.Contains(have.Clusters, b.cfg.Self) {
 		return have, nil
 	}
@@ -110,10 +119,48 @@ func lacksAddresses(have, want clusterset.Aggregate) bool {
 	return len(have.IPs) == 0 && len(want.IPs) > 0
 }
 
-// extends reports whether want has the addresses of have, which this member has allocated, and more.
+// extends reports whether want has the addresses of have and another one, which this member may add: as the allocator of the
+// others, or because the allocator cannot (see [clusterset.Aggregate.Extender]).
 func (b *Broker) extends(have, want clusterset.Aggregate) bool {
 	n := len(have.IPs)
-	return n > 0 && n < len(want.IPs) && slices.Equal(have.IPs, want.IPs[:n]) && have.AllocatedBy == b.cfg.Self
+	if n == 0 || n >= len(want.IPs) || !slices.Equal(have.IPs, want.IPs[:n]) || have.AllocatedBy != want.AllocatedBy || have.ExtendedBy != "" {
+		return false
+	}
+	added := clusterset.FamilyOf(want.IPs[n])
+	return have.AllocatedBy == b.cfg.Self ||
+		want.ExtendedBy == b.cfg.Self && have.Extender(added, []clusterset.ClusterID{b.cfg.Self}, b.Registry().HasBlock) == b.cfg.Self
+}
+
+// extendOther adds an address of this member's block to those of another allocator. The broker accepts it only from a listed
+// member. A broker that refuses it, for example one with older policies, costs the Service that address alone.
+func (b *Broker) extendOther(ctx context.Context, have clusterset.Aggregate, si *v1beta1.ServiceImport, want clusterset.Aggregate) (clusterset.Aggregate, error) {
+	if want.ExtendedBy == "" || len(si.Spec.IPs) != len(have.IPs) || !b.extends(have, want) {
+		return have, nil
+	}
+	setAddresses(si, want)
+	err := b.client.Update(ctx, si)
+	if apierrors.IsForbidden(err) {
+		b.registry.warnOnce("", fmt.Sprint("extend ", want.Service), fmt.Errorf("the broker refuses the address %s that this cluster adds to aggregate %s: %w", want.IPs[len(have.IPs)], want.Service, err))
+		return have, nil
+	}
+	if err != nil {
+		return clusterset.Aggregate{}, wrap("extend aggregate", si.Name, err)
+	}
+	b.cfg.Log.Info("added an address to another cluster's ClusterSetIP", "namespace", want.Service.Namespace, "service", want.Service.Name,
+		"vip", want.IPs, "allocator", want.AllocatedBy)
+	have.IPs, have.ExtendedBy = want.IPs, want.ExtendedBy
+	return have, nil
+}
+
+// setAddresses gives an aggregate the addresses of want, and their owners.
+func setAddresses(si *v1beta1.ServiceImport, want clusterset.Aggregate) {
+	fresh := mcs.Aggregate(want)
+	si.Spec.IPs, si.Spec.IPFamilies, si.Spec.Type = fresh.Spec.IPs, fresh.Spec.IPFamilies, fresh.Spec.Type
+	for _, key := range []string{v1alpha1.AnnotationAllocatedBy, v1alpha1.AnnotationExtendedBy} {
+		if by, ok := fresh.Annotations[key]; ok {
+			metav1.SetMetaDataAnnotation(&si.ObjectMeta, key, by)
+		}
+	}
 }
 
 func lacksChoice(have, want clusterset.Aggregate) bool {
@@ -133,7 +180,7 @@ func (b *Broker) Restore(ctx context.Context, name clusterset.ServiceName, ips [
 
 // complete sets the addresses and the choice of want where the aggregate has none, or fewer addresses.
 func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1beta1.ServiceImport, want clusterset.Aggregate) (clusterset.Aggregate, error) {
-	addresses := lacksAddresses(have, want) && len(si.Spec.IPs) == 0 || b.extends(have, want)
+	addresses := want.AllocatedBy == b.cfg.Self && (lacksAddresses(have, want) && len(si.Spec.IPs) == 0 || len(si.Spec.IPs) == len(have.IPs) && b.extends(have, want))
 	// Addresses replace a choice against them: it was no exporter's, or the exporters would not want addresses.
 	choice := lacksChoice(have, want) || addresses && have.UseIP == clusterset.Disabled
 	if !addresses && !choice {
@@ -144,9 +191,7 @@ func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1
 			"annotation", v1alpha1.AnnotationUseClusterSetIP, "value", have.UseIP.String())
 	}
 	if addresses {
-		fresh := mcs.Aggregate(want)
-		si.Spec.IPs, si.Spec.IPFamilies, si.Spec.Type = fresh.Spec.IPs, fresh.Spec.IPFamilies, fresh.Spec.Type
-		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationAllocatedBy, string(want.AllocatedBy))
+		setAddresses(si, want)
 		have.IPs, have.AllocatedBy = want.IPs, want.AllocatedBy
 	}
 	if choice {
@@ -158,6 +203,9 @@ func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1
 
 // create creates the aggregate, or reads the one that another member has just created.
 func (b *Broker) create(ctx context.Context, want clusterset.Aggregate) (clusterset.Aggregate, *v1beta1.ServiceImport, error) {
+	if want.ExtendedBy != "" { // the addresses to extend vanished with the aggregate
+		want.IPs, want.AllocatedBy, want.ExtendedBy = nil, "", ""
+	}
 	si := mcs.Aggregate(want)
 	si.Namespace = b.cfg.Namespace
 	si.Status = v1beta1.ServiceImportStatus{}
@@ -177,7 +225,8 @@ func (b *Broker) create(ctx context.Context, want clusterset.Aggregate) (cluster
 // the version that was read, so they fail if another member joins meanwhile.
 func (b *Broker) leave(ctx context.Context, name clusterset.ServiceName) error {
 	known, ok, err := b.Aggregate(name)
-	if err == nil && (!ok || !slices.Contains(known.Clusters, b.cfg.Self) && (len(known.Clusters) > 0 || known.AllocatedBy != b.cfg.Self)) {
+	owns := func(a clusterset.Aggregate) bool { return a.AllocatedBy == b.cfg.Self || a.ExtendedBy == b.cfg.Self }
+	if err == nil && (!ok || !slices.Contains(known.Clusters, b.cfg.Self) && (len(known.Clusters) > 0 || !owns(known))) {
 		return nil // according to the cache; a change that it lacks triggers another reconcile
 	}
 	a, si, err := b.read(ctx, name)
@@ -187,7 +236,7 @@ func (b *Broker) leave(ctx context.Context, name clusterset.ServiceName) error {
 	listed := slices.Contains(a.Clusters, b.cfg.Self)
 	others := len(a.Clusters) > 1 || len(a.Clusters) == 1 && !listed
 	switch {
-	case !others && (listed || a.AllocatedBy == b.cfg.Self):
+	case !others && (listed || owns(a)):
 		err := b.client.Delete(ctx, si, client.Preconditions{UID: &si.UID, ResourceVersion: &si.ResourceVersion})
 		return wrap("delete aggregate", si.Name, client.IgnoreNotFound(err))
 	case listed:

@@ -5,7 +5,6 @@
 package export
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -280,7 +279,7 @@ func (r *Reconciler) withdraw(ctx context.Context, name clusterset.ServiceName) 
 	exports := r.Broker.Exports(name)
 	// Other exporters still use the address, so the aggregate was deleted by mistake, or the broker lost it.
 	if ok && slices.ContainsFunc(exports, func(e clusterset.Export) bool { return e.AgreedIP == clusterset.Enabled }) {
-		return again, r.Broker.Restore(ctx, name, r.vips.heldBy(name))
+		return again, r.restore(ctx, name)
 	}
 	if len(exports) > 0 {
 		return again, nil
@@ -290,6 +289,19 @@ func (r *Reconciler) withdraw(ctx context.Context, name clusterset.ServiceName) 
 		again = rest
 	}
 	return again, nil
+}
+
+// restore adds the addresses of name that this member holds to an aggregate that has lost its addresses. It leaves that to the
+// owner of the import's first address if that is another member.
+func (r *Reconciler) restore(ctx context.Context, name clusterset.ServiceName) error {
+	addrs := r.vips.heldBy(name)
+	if imp, ok := r.Imports.Imported(name); ok && len(imp.IPs) > 0 {
+		addrs = r.vips.leading(imp.IPs)
+	}
+	if len(addrs) == 0 {
+		return nil
+	}
+	return r.Broker.Restore(ctx, name, addrs)
 }
 
 // outcome is the result of publishing one Service.
@@ -354,15 +366,15 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 	var lacks mcs.Shortcomings
 	var endpoints, hosts []*discoveryv1.EndpointSlice
 	if slices.Contains(merged.Clusters, r.Cluster) {
-		ips, noIP, err := r.claim(ctx, merged, agreed)
+		ips, noIP, err := r.claim(ctx, e, exports, merged, agreed)
 		if err != nil {
 			return outcome{}, err
 		}
 		lacks = mcs.Shortcomings{Ignored: mcs.Ignored(in.export, in.slices), Omitted: omitted, NotLocal: len(ips) > 0 && r.isNotLocal(merged)}
-		lacks.Unserved, lacks.AllocatedBy = unserved(e.Families, ips), cmp.Or(agreed.AllocatedBy, r.Cluster)
+		lacks.Unserved, lacks.Extender = unserved(e.Families, ips), r.extender(agreed, exports, merged, ips)
 		endpoints, lacks.Refused, lacks.Overlap = r.endpoints(in, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
-		if agreed.AllocatedBy == r.Cluster && r.vips.haveBlock(unserved(merged.Families, ips)) {
+		if lacks.Extender == r.Cluster && r.vips.haveBlock(unserved(merged.Families, ips)) {
 			o.again = exhaustedRetry // its block is full
 		}
 		if merged.Type == clusterset.Headless {
@@ -410,6 +422,21 @@ func unserved(families []clusterset.Family, ips []netip.Addr) []clusterset.Famil
 	return slices.DeleteFunc(slices.Clone(families), func(f clusterset.Family) bool {
 		return slices.ContainsFunc(ips, func(a netip.Addr) bool { return clusterset.FamilyOf(a) == f })
 	})
+}
+
+// extender returns the member that adds an address of the family that ips, those of the aggregate, lack; "" for none.
+func (r *Reconciler) extender(agreed clusterset.Aggregate, exports []clusterset.Export, merged clusterset.Import, ips []netip.Addr) clusterset.ClusterID {
+	missing := unserved([]clusterset.Family{clusterset.IPv4, clusterset.IPv6}, ips)
+	if len(missing) == 0 {
+		return ""
+	}
+	var exporters []clusterset.ClusterID
+	for _, e := range clusterset.ByAge(exports) {
+		if slices.Contains(merged.Clusters, e.Cluster) {
+			exporters = append(exporters, e.Cluster)
+		}
+	}
+	return agreed.Extender(missing[0], exporters, r.Broker.Registry().HasBlock)
 }
 
 // isUnexported reports whether no member exports a Service. An export of this member that waits for a quota is one.
@@ -493,27 +520,33 @@ func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset
 }
 
 // claim ensures that the aggregate of the merged Service exists, lists this member and has an address if the Service needs
-// one, of each family if this member allocates it. It returns the address: the present one, the remembered one if the aggregate
-// was deleted, or a new one of this member's block. noIP is the reason why a needed address is missing.
-func (r *Reconciler) claim(ctx context.Context, merged clusterset.Import, agreed clusterset.Aggregate) (ips []netip.Addr, noIP, err error) {
+// one, of each family if this member is the extender. It returns the addresses: the present ones, the remembered ones if the
+// aggregate was deleted, or new ones of this member's block. noIP is the reason why a needed address is missing.
+func (r *Reconciler) claim(ctx context.Context, e clusterset.Export, exports []clusterset.Export, merged clusterset.Import, agreed clusterset.Aggregate) (ips []netip.Addr, noIP, err error) {
 	name := merged.Service
 	want := clusterset.Aggregate{Service: name, Type: merged.Type}
 	if merged.Type == clusterset.ClusterSetIP {
 		want.UseIP = merged.UseIP
 	}
 	remembered := merged.IPs
+	if len(remembered) > 0 {
+		remembered = clusterset.Recalled(e.IPs, remembered)
+	}
 	if merged.Type == clusterset.ClusterSetIP && merged.UseIP != clusterset.Disabled {
 		switch {
 		case len(agreed.IPs) > 0:
-			if agreed.AllocatedBy == r.Cluster {
+			if r.extender(agreed, exports, merged, agreed.IPs) == r.Cluster {
 				want.IPs = r.vips.extend(name, agreed.IPs, merged.Families)
+			}
+			if len(want.IPs) > 0 && agreed.AllocatedBy != r.Cluster {
+				want.AllocatedBy, want.ExtendedBy = agreed.AllocatedBy, r.Cluster
 			}
 		case len(remembered) == 0:
 			want.IPs, noIP = r.vips.allocate(name, merged.Families)
-		case r.vips.owns(remembered):
-			want.IPs = remembered
+		default:
+			want.IPs = r.vips.leading(remembered)
 		}
-		if len(want.IPs) > 0 {
+		if len(want.IPs) > 0 && want.ExtendedBy == "" {
 			want.AllocatedBy = r.Cluster
 		}
 	}

@@ -68,7 +68,8 @@ func eventType(c metav1.Condition) string {
 		return corev1.EventTypeWarning
 	}
 	warnings := []v1beta1.ServiceExportConditionReason{
-		mcs.ReasonEndpointsRefused, mcs.ReasonNamesTooLong, mcs.ReasonMetadataRefused, mcs.ReasonServiceCIDRsOverlap, mcs.ReasonQuotaExceeded,
+		mcs.ReasonEndpointsRefused, mcs.ReasonNamesTooLong, mcs.ReasonMetadataRefused, mcs.ReasonFamilyNotServed, mcs.ReasonServiceCIDRsOverlap,
+		mcs.ReasonQuotaExceeded,
 	}
 	if slices.Contains(warnings, v1beta1.ServiceExportConditionReason(c.Reason)) {
 		return corev1.EventTypeWarning

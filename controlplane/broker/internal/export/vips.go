@@ -74,32 +74,25 @@ func (v *vips) allocate(name clusterset.ServiceName, families []clusterset.Famil
 	return addrs, err
 }
 
-// extend returns addrs, which are of the pool, and one for each further family for which the pool has a free address; nil if there
-// is none to add. They are held until a later call of hold.
+// extend returns addrs, of any member's block, and one of the pool for each further family for which it has a free address; nil
+// if there is none to add. Added addresses are held until a later call of hold; they are those that name holds already.
 func (v *vips) extend(name clusterset.ServiceName, addrs []netip.Addr, families []clusterset.Family) []netip.Addr {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var all []clusterset.Family
-	for _, a := range addrs {
-		if !v.pool.Contains(a) {
-			return nil // this cluster has another block by now
-		}
-		all = append(all, clusterset.FamilyOf(a))
-	}
-	for _, f := range unserved(families, addrs) {
-		if slices.Contains(v.pool.Families(), f) {
-			all = append(all, f)
-		}
-	}
-	if len(all) == len(addrs) || v.pool.Reserve(name, addrs...) != nil { // hold reports an address of another Service
+	missing := unserved(families, addrs)
+	missing = slices.DeleteFunc(missing, func(f clusterset.Family) bool { return !slices.Contains(v.pool.Families(), f) })
+	if len(missing) == 0 || v.pool.Reserve(name, addrs...) != nil { // hold reports an address of another Service
 		return nil
 	}
-	more, err := v.pool.Allocate(name, all)
+	more, err := v.pool.Allocate(name, missing)
 	if errors.Is(err, clusterset.ErrPoolExhausted) {
 		exhausted.Inc()
 	}
 	heldIPs.Set(float64(v.pool.Len()))
-	return more
+	if err != nil {
+		return nil
+	}
+	return slices.Concat(addrs, more)
 }
 
 // haveBlock reports whether the pool has a block of one of families.
@@ -150,11 +143,15 @@ func (v *vips) free(name clusterset.ServiceName, until, now time.Time, quarantin
 	return 0
 }
 
-// owns reports whether all addresses lie in the pool's blocks.
-func (v *vips) owns(addrs []netip.Addr) bool {
+// leading returns the addresses at the start of addrs that lie in the pool's blocks: those that this member may set in an
+// aggregate without any.
+func (v *vips) leading(addrs []netip.Addr) []netip.Addr {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !v.pool.Contains(a) })
+	if i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return !v.pool.Contains(a) }); i >= 0 {
+		return addrs[:i:i]
+	}
+	return addrs
 }
 
 // heldBy returns the addresses of name.

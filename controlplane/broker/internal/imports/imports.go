@@ -299,9 +299,9 @@ func (r *Reconciler) merged(exports []clusterset.Export, have observed) (cluster
 	imp, _ := r.Policy.Merge(exports)
 	switch {
 	case len(agreed.IPs) > 0:
-		return imp.WithIPs(agreed.IPs), nil
-	case len(imp.IPs) == 0 && have.imp != nil:
-		return imp.WithIPs(have.imp.ips), nil
+		return imp.WithIPs(agreed.Served(exports)), nil
+	case have.imp != nil:
+		return imp.WithIPs(clusterset.Recalled(have.imp.ips, imp.IPs)), nil
 	}
 	return imp.WithIPs(imp.IPs), nil
 }
