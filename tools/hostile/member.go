@@ -167,6 +167,9 @@ func aggregateTwists() []func(*Source, *v1beta1.ServiceImport) {
 			si.Annotations = merged(si.Annotations, map[string]string{v1alpha1.AnnotationAllocatedBy: Pick(s, s.Others...)})
 		},
 		func(s *Source, si *v1beta1.ServiceImport) {
+			si.Annotations = merged(si.Annotations, map[string]string{v1alpha1.AnnotationExtendedBy: Pick(s, append([]string{s.Member}, s.Others...)...)})
+		},
+		func(s *Source, si *v1beta1.ServiceImport) {
 			si.Annotations[v1alpha1.AnnotationCreatedBy] = Pick(s, append([]string{"", "stranger"}, s.Others...)...)
 		},
 		func(s *Source, si *v1beta1.ServiceImport) { si.Spec.Ports = s.importPorts() },

@@ -380,11 +380,20 @@ func TestForceLeave(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, asAdmin, ns, "mine", "243.0.0.2", []clusterset.ClusterID{"a"}, []clusterset.ClusterID{"a"})
+	// One that no member exports any more, with an address that a added to another's.
+	extended := mcs.Aggregate(clusterset.Aggregate{
+		Service: service("extended"), Type: clusterset.ClusterSetIP, AllocatedBy: "x", ExtendedBy: "a",
+		IPs: []netip.Addr{netip.MustParseAddr("fd00:243::2"), netip.MustParseAddr("243.0.0.3")},
+	})
+	extended.Namespace = ns
+	if err := asAdmin.Create(t.Context(), extended); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := ForceLeave(t.Context(), asAdmin, ns, "nobody"); !errors.Is(err, ErrNoMember) || !strings.Contains(err.Error(), "no such member: nobody; the members are a") {
 		t.Errorf("nobody left: %v", err)
 	}
 	left, err := ForceLeave(t.Context(), asAdmin, ns, "a")
-	if err != nil || left.AlreadyLeft || left.Exports != 1 || left.Aggregates != 1 {
+	if err != nil || left.AlreadyLeft || left.Exports != 1 || left.Aggregates != 2 {
 		t.Fatalf("left: %+v, %v", left, err)
 	}
 	want := []string{
