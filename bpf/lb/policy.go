@@ -219,7 +219,7 @@ func (in *Input) inTier(t tier, s *clusterset.Slice, e *clusterset.Endpoint) boo
 	case tierZone:
 		return (own || in.ZonesSpanClusters) && n.Zone != "" && e.Zone.String() == n.Zone
 	case tierRegion:
-		return (own || in.RegionsSpanClusters) && n.Region != "" && s.Regions.Of(e.Zone.String()) == n.Region
+		return (own || in.RegionsSpanClusters) && n.Region != "" && s.Regions.InZone(e.Zone.String()) == n.Region
 	case tierCluster:
 		return own
 	default:

@@ -319,18 +319,23 @@ replaces the addresses of its kind. The other members use them at once; later jo
 
 // writeRegistration prints the addresses of a member.
 func writeRegistration(out io.Writer, spec v1alpha1.MemberSpec) error {
-	text := "member " + spec.ClusterID + "\n"
+	var text strings.Builder
+	fmt.Fprintf(&text, "member %s\n", spec.ClusterID)
 	for _, kind := range []struct {
 		name  string
 		cidrs []string
 	}{
-		{"pods", spec.PodCIDRs}, {"nodes", spec.NodeCIDRs}, {"services", spec.ServiceCIDRs}, {"extra", spec.ExtraCIDRs},
-		{"supernets", spec.PodSupernets}, {"ClusterSetIPs", spec.ClusterSetIPCIDR},
+		{"pods", spec.PodCIDRs},
+		{"nodes", spec.NodeCIDRs},
+		{"services", spec.ServiceCIDRs},
+		{"extra", spec.ExtraCIDRs},
+		{"supernets", spec.PodSupernets},
+		{"ClusterSetIPs", spec.ClusterSetIPCIDR},
 	} {
 		if len(kind.cidrs) > 0 || kind.name != "supernets" {
-			text += fmt.Sprintf("  %-13s  %s\n", kind.name, list(kind.cidrs))
+			fmt.Fprintf(&text, "  %-13s  %s\n", kind.name, list(kind.cidrs))
 		}
 	}
-	_, err := io.WriteString(out, text)
+	_, err := io.WriteString(out, text.String())
 	return err
 }

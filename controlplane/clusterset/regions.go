@@ -22,8 +22,8 @@ func NewRegions(byZone map[string]string) Regions {
 	return Regions{Share(strings.Join(pairs, ","))}
 }
 
-// Of returns the region of a zone, "" if it is unknown.
-func (r Regions) Of(zone string) string {
+// InZone returns the region of a zone, "" if it is unknown.
+func (r Regions) InZone(zone string) string {
 	for pair := range strings.SplitSeq(r.text.String(), ",") {
 		if z, region, ok := strings.Cut(pair, "="); ok && z == zone {
 			return region

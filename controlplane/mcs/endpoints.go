@@ -162,7 +162,7 @@ func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, fro
 		metav1.SetMetaDataAnnotation(&es.ObjectMeta, v1alpha1.AnnotationChangedAt, changed)
 	}
 	if regions := regionsOf(broker); regions != (clusterset.Regions{}) {
-		SetRegions(es, regions.Of)
+		SetRegions(es, regions.InZone)
 	}
 	for _, p := range broker.Ports {
 		if exposed(p, imp, from) {

@@ -468,7 +468,7 @@ func TestRegionsReachTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	for zone, want := range map[string]string{"z1": "r1", "": "r3", "z2": "", "unknown": ""} {
-		if region := have.Regions.Of(zone); region != want {
+		if region := have.Regions.InZone(zone); region != want {
 			t.Errorf("zone %q is in region %q, want %q", zone, region, want)
 		}
 	}

@@ -284,7 +284,7 @@ func TestRegionsStayWithinTheirBound(t *testing.T) {
 		es.Endpoints = append(es.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}, Zone: new(fmt.Sprintf("z%062d", i))})
 	}
 	SetRegions(es, func(string) string { return strings.Repeat("r", 63) })
-	if p := Pack(es); len(p.Omitted) > 0 || p.regions.Of(fmt.Sprintf("z%062d", 30)) == "" {
+	if p := Pack(es); len(p.Omitted) > 0 || p.regions.InZone(fmt.Sprintf("z%062d", 30)) == "" {
 		t.Errorf("omitted %v, and have %d bytes of regions", p.Omitted, len(p.regions.String()))
 	}
 }

@@ -42,7 +42,7 @@ type Regions struct {
 
 	mu     sync.Mutex
 	count  map[place]int     // how many Nodes are there
-	byZone map[string]string // what Of returns
+	byZone map[string]string // what InZone returns
 }
 
 // place is the zone and the region of a Node. The zero place stands for a Node that names neither.
@@ -91,9 +91,9 @@ func (r *Regions) wait(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Of returns the region of a zone, "" if no Node of the zone names one, or if its Nodes name several. Of("") is the only region
+// InZone returns the region of a zone, "" if no Node of the zone names one, or if its Nodes name several. InZone("") is the only region
 // that Nodes name, "" if there are several.
-func (r *Regions) Of(zone string) string {
+func (r *Regions) InZone(zone string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.byZone[zone]

@@ -92,8 +92,8 @@ func TestChanges(t *testing.T) {
 		if err := s.change(s.node); err != nil {
 			t.Fatal(err)
 		}
-		if notified != s.notified || r.Of("z1") != s.region {
-			t.Errorf("%s: notified %d times, want %d; region %q, want %q", s.name, notified, s.notified, r.Of("z1"), s.region)
+		if notified != s.notified || r.InZone("z1") != s.region {
+			t.Errorf("%s: notified %d times, want %d; region %q, want %q", s.name, notified, s.notified, r.InZone("z1"), s.region)
 		}
 	}
 }
@@ -116,8 +116,8 @@ func TestUnreadableNodes(t *testing.T) {
 		if err := src.WaitForSync(t.Context()); err != nil || time.Since(began) != nodesTimeout {
 			t.Errorf("it starts after %s: %v", time.Since(began), err)
 		}
-		if err := r.nodes.Replace([]any{client.Object(node("n1", "z1", "r1"))}, "1"); err != nil || notified != 1 || r.Of("z1") != "r1" {
-			t.Errorf("notified %d times, and z1 is in %q: %v", notified, r.Of("z1"), err)
+		if err := r.nodes.Replace([]any{client.Object(node("n1", "z1", "r1"))}, "1"); err != nil || notified != 1 || r.InZone("z1") != "r1" {
+			t.Errorf("notified %d times, and z1 is in %q: %v", notified, r.InZone("z1"), err)
 		}
 	})
 }
