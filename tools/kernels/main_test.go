@@ -73,6 +73,37 @@ func TestFault(t *testing.T) {
 	}
 }
 
+// A kernel that ends before the first check is booted once more, any other is not.
+func TestBootAgain(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		said  []string // by each boot
+		err   error
+		boots int
+		fault string
+	}{
+		"a good one":             {[]string{"PASS a (3ms)\nEND 1 passed, 0 failed\n"}, nil, 1, ""},
+		"a panic at first":       {[]string{"Kernel panic\n", "PASS a (3ms)\nEND 1 passed, 0 failed\n"}, nil, 2, ""},
+		"a panic each time":      {[]string{"Kernel panic\n", "Kernel panic\n", ""}, nil, 2, "cut short"},
+		"a panic during a check": {[]string{"PASS a (3ms)\nKernel panic\n", ""}, nil, 1, "cut short"},
+		"no emulator":            {[]string{"", ""}, errors.New("no emulator"), 1, "no emulator"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, o, boots := &rig{out: t.Output()}, outcome{kernel: "k"}, 0
+			l := &lines{take: func(line string) { r.take(&o, line) }}
+			o.err = r.bootAgain(&o, func() error {
+				boots++
+				_, err := l.Write([]byte(tc.said[boots-1]))
+				return errors.Join(tc.err, err)
+			})
+			if err := o.fault(); boots != tc.boots || (err == nil) != (tc.fault == "") || err != nil && !strings.Contains(err.Error(), tc.fault) {
+				t.Errorf("booted %d times, want %d; fault %v, want %q", boots, tc.boots, err, tc.fault)
+			}
+		})
+	}
+}
+
 func TestUnknownKernel(t *testing.T) {
 	t.Parallel()
 	r := &rig{out: t.Output()}

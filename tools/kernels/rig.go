@@ -104,7 +104,7 @@ func (r *rig) test(ctx context.Context, name string) (o outcome) {
 	if name == native {
 		o.err = r.runNative(ctx, listener)
 	} else {
-		o.err = r.boot(ctx, name, listener)
+		o.err = r.bootAgain(&o, func() error { return r.boot(ctx, name, listener) })
 	}
 	if o.end { // errors after the last line do not matter, such as from powering off
 		o.err = nil
@@ -154,6 +154,17 @@ func (r *rig) runNative(ctx context.Context, out io.Writer) error {
 	cmd.WaitDelay = 5 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	return cmd.Run()
+}
+
+// bootAgain boots a kernel, and once more if it ended before the first check: under emulation a kernel panics now and then while
+// it starts, before it runs anything of ours.
+func (r *rig) bootAgain(o *outcome, boot func() error) error {
+	err := boot()
+	if err == nil && !o.end && len(o.passed)+len(o.failed) == 0 {
+		r.say("%-6s ended before the first check; booting it once more", o.kernel)
+		err = boot()
+	}
+	return err
 }
 
 // boot runs the checks on a Debian kernel.
