@@ -46,12 +46,11 @@ const probedEndpoints = 3
 func (c *Controller) addComponents(ctx context.Context, self member) error {
 	recorder := c.manager.GetEventRecorder(leaseName)
 	own := c.newRegistration(recorder)
-	own.pods = &podWatch{client: c.manager.GetClient(), cache: c.manager.GetCache(), changed: own.podsChanged, log: c.cfg.Log}
 	c.members = c.newTracker()
 	if err := c.connectBroker(ctx, own); err != nil {
 		return err
 	}
-	if err := c.prepareLocal(recorder); err != nil {
+	if err := c.prepareLocal(recorder, own); err != nil {
 		return err
 	}
 	exports := &export.Reconciler{
@@ -160,13 +159,17 @@ func (c *Controller) connectBroker(ctx context.Context, own *registration) error
 	return nil
 }
 
-// prepareLocal creates the import reconciler and the regions with a client of their own, because the manager's cannot watch.
-func (c *Controller) prepareLocal(recorder events.EventRecorder) error {
+// prepareLocal creates the import reconciler, and what follows the Nodes, with a client of their own, because the manager's cannot
+// watch.
+func (c *Controller) prepareLocal(recorder events.EventRecorder, own *registration) error {
 	local, err := client.NewWithWatch(c.cfg.Local, client.Options{HTTPClient: c.manager.GetHTTPClient(), Scheme: c.manager.GetScheme(), Mapper: c.manager.GetRESTMapper()})
 	if err != nil {
 		return fmt.Errorf("prepare a client of %s: %w", c.cfg.Local.Host, err)
 	}
 	if c.regions, err = regions.New(local, c.cfg.Log); err != nil {
+		return err
+	}
+	if own.pods, err = newPodWatch(local, own.podsChanged); err != nil {
 		return err
 	}
 	c.importer, err = imports.New(imports.Config{

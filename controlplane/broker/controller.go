@@ -163,12 +163,6 @@ func trimmedCaches(install string) cache.Options {
 				}
 				return obj, nil
 			}},
-			&corev1.Node{}: {Transform: func(obj any) (any, error) {
-				if n, ok := obj.(*corev1.Node); ok {
-					n.ManagedFields, n.Annotations, n.Labels, n.Status = nil, nil, nil, corev1.NodeStatus{}
-				}
-				return obj, nil
-			}},
 			&corev1.Namespace{}: {Transform: func(obj any) (any, error) {
 				if ns, ok := obj.(*corev1.Namespace); ok {
 					ns.ManagedFields, ns.Annotations, ns.Labels = nil, nil, nil

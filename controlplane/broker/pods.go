@@ -3,95 +3,65 @@ package broker
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync/atomic"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 // podWatch follows the pod CIDRs of this cluster's nodes. Nodes that were added after the cluster joined may have some that it has
 // not registered. It follows Nodes alone, because tenants cannot write them: a tenant's EndpointSlice extends no member.
+//
+// It does not use the manager's cache, whose controllers wait for all that it reads: a chart of an older version grants no right to
+// read Nodes.
 type podWatch struct {
-	client  client.Client // reads from cache
-	cache   cache.Cache
-	changed func() // called when the result of cidrs may have changed; it does not block
-	log     *slog.Logger
+	client client.WithWatch
+	nodes  *objectcache.Informer[string, string] // the pod CIDRs of each Node, joined by commas
+}
 
-	synced atomic.Pointer[toolscache.InformerSynced] // nil until follow has succeeded
+// newPodWatch returns a podWatch that calls changed when the result of cidrs may have changed; changed does not block.
+func newPodWatch(c client.WithWatch, changed func()) (*podWatch, error) {
+	nodes, err := objectcache.New(c.Scheme(), objectcache.Config[string, string]{
+		Source: objectcache.Source{Object: &corev1.Node{}},
+		Compact: func(obj client.Object) string {
+			n, ok := obj.(*corev1.Node)
+			if !ok {
+				return ""
+			}
+			return strings.Join(n.Spec.PodCIDRs, ",")
+		},
+		After: func(was, is string, _ bool) {
+			if was != is {
+				changed()
+			}
+		},
+		Settled: changed,
+	})
+	return &podWatch{c, nodes}, err
 }
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch
 
 // Start follows the Nodes until ctx ends. The manager calls it in the active replica. Without the right to read Nodes, cidrs stays
 // unknown, and all else works.
-func (w *podWatch) Start(ctx context.Context) error {
-	for {
-		err := w.follow(ctx)
-		if err == nil {
-			break
-		}
-		w.log.Error("the pod CIDRs of this cluster's nodes cannot be followed; retrying", "err", err)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(lastRetry):
-		}
-	}
-	if toolscache.WaitForCacheSync(ctx.Done(), *w.synced.Load()) {
-		w.changed() // the events of the Nodes came before cidrs knew them
-	}
-	<-ctx.Done()
-	return nil
-}
-
-// follow begins to follow the Nodes. It does not wait until they are read.
-func (w *podWatch) follow(ctx context.Context) error {
-	informer, err := w.cache.GetInformer(ctx, &corev1.Node{}, cache.BlockUntilSynced(false))
-	if err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
-	}
-	registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { w.changed() },
-		UpdateFunc: func(was, is any) {
-			before, _ := was.(*corev1.Node)
-			after, _ := is.(*corev1.Node)
-			if before == nil || after == nil || !slices.Equal(before.Spec.PodCIDRs, after.Spec.PodCIDRs) {
-				w.changed()
-			}
-		},
-		DeleteFunc: func(any) { w.changed() },
-	})
-	if err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
-	}
-	w.synced.Store(new(toolscache.InformerSynced(registration.HasSynced)))
-	return nil
-}
+func (w *podWatch) Start(ctx context.Context) error { return w.nodes.Run(ctx, w.client) }
 
 // cidrs returns the pod CIDRs of all nodes, and false until they have been read.
-func (w *podWatch) cidrs(ctx context.Context) (all []netip.Prefix, known bool) {
-	if synced := w.synced.Load(); synced == nil || !(*synced)() {
+func (w *podWatch) cidrs() (all []netip.Prefix, known bool) {
+	if w.nodes.Err() != nil {
 		return nil, false
 	}
-	var nodes corev1.NodeList
-	if err := w.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, false
-	}
-	for i := range nodes.Items {
-		for _, text := range nodes.Items[i].Spec.PodCIDRs {
+	for _, texts := range w.nodes.All() {
+		for text := range strings.SplitSeq(texts, ",") {
 			if p, err := netip.ParsePrefix(text); err == nil {
 				all = append(all, p.Masked())
 			}
@@ -103,7 +73,7 @@ func (w *podWatch) cidrs(ctx context.Context) (all []netip.Prefix, known bool) {
 // statements returns what the member states in its Lease about its pod CIDRs: those that it has not registered. While they are
 // unknown, the former statement stays.
 func (w *podWatch) statements(self clusterset.Member) map[string]string {
-	cidrs, known := w.cidrs(context.Background())
+	cidrs, known := w.cidrs()
 	if !known {
 		return nil
 	}
@@ -113,13 +83,13 @@ func (w *podWatch) statements(self clusterset.Member) map[string]string {
 
 // podCondition reports whether the other members accept the pods of all nodes, given the registration. It is Unknown until the nodes
 // have been read.
-func (r *registration) podCondition(ctx context.Context, m *v1alpha1.Member) metav1.Condition {
+func (r *registration) podCondition(m *v1alpha1.Member) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionPodsRegistered, Status: metav1.ConditionUnknown}
 	self, err := mcs.Member(m)
 	if r.pods == nil || err != nil {
 		return c
 	}
-	cidrs, known := r.pods.cidrs(ctx)
+	cidrs, known := r.pods.cidrs()
 	if !known {
 		return c
 	}

@@ -138,7 +138,7 @@ func (r *registration) writeStatus(ctx context.Context, m *v1alpha1.Member) erro
 	setChanged(&written.Status.Conditions, r.holdCondition(), m.Generation)
 	setChanged(&written.Status.Conditions, r.dnsCondition(), m.Generation)
 	setChanged(&written.Status.Conditions, r.credentialCondition(), m.Generation)
-	setChanged(&written.Status.Conditions, r.podCondition(ctx, m), m.Generation)
+	setChanged(&written.Status.Conditions, r.podCondition(m), m.Generation)
 	if equality.Semantic.DeepEqual(written.Status, m.Status) {
 		return nil
 	}
