@@ -74,7 +74,7 @@ var long = []string{
 
 const (
 	// packageLimit and soakLimit bound a package, so that a test which hangs ends with a stack trace.
-	packageLimit = 25 * time.Minute
+	packageLimit = 35 * time.Minute
 	soakLimit    = 60 * time.Minute
 
 	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
