@@ -61,11 +61,7 @@ func (w *podWatch) cidrs() (all []netip.Prefix, known bool) {
 		return nil, false
 	}
 	for _, texts := range w.nodes.All() {
-		for text := range strings.SplitSeq(texts, ",") {
-			if p, err := netip.ParsePrefix(text); err == nil {
-				all = append(all, p.Masked())
-			}
-		}
+		all = append(all, clusterset.ParsePrefixes(texts)...)
 	}
 	return all, true
 }
@@ -100,7 +96,7 @@ func (r *registration) podCondition(m *v1alpha1.Member) metav1.Condition {
 		c.Reason = v1alpha1.ReasonPodsExtended
 		c.Message = "the other members accept pod CIDRs of nodes inside of the registered supernets: " + some(extends)
 	}
-	if n := len(extends) - clusterset.MaxExtended; n > 0 {
+	if len(extends) > clusterset.MaxExtended {
 		outside = append(outside, extends[clusterset.MaxExtended:]...)
 	}
 	if len(outside) > 0 {
