@@ -94,9 +94,8 @@ const bareTime = time.Hour
 func (b *Broker) writeSlice(ctx context.Context, es *discoveryv1.EndpointSlice, create bool, since time.Time) error {
 	es.Namespace = b.cfg.Namespace
 	mcs.SetChangedAt(es, since)
-	bare := es.DeepCopy()
 	err := b.putSlice(ctx, es, create)
-	if !refusesAnnotations(err) || !mcs.DropRegions(bare) || b.putSlice(ctx, bare, create) != nil {
+	if !refusesAnnotations(err) || !mcs.DropRegions(es) || b.putSlice(ctx, es, create) != nil {
 		return err
 	}
 	b.bareUntil.Store(time.Now().Add(bareTime).UnixNano())
