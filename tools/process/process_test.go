@@ -3,6 +3,7 @@ package process
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -118,4 +119,28 @@ func start(t *testing.T, path string, args ...string) *Process {
 	}
 	t.Cleanup(func() { _ = p.Stop() })
 	return p
+}
+
+// A process has the timer slack of its options, and the next one that of this process again.
+func TestTimerSlack(t *testing.T) {
+	t.Parallel()
+	slack := func(o Options) string {
+		p, err := StartWith(o, "/bin/sh", filepath.Join(t.TempDir(), "log"), "-c", "exec sleep 60")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Kill()
+		text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.PID()), "timerslack_ns"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(text))
+	}
+	own := slack(Options{})
+	if have := slack(Options{TimerSlack: 3 * time.Millisecond}); have != "3000000" {
+		t.Errorf("the slack is %s ns, want 3000000", have)
+	}
+	if have := slack(Options{}); have != own {
+		t.Errorf("afterwards the slack is %s ns, want %s", have, own)
+	}
 }

@@ -37,7 +37,7 @@ func start(ctx context.Context, dir, assets string, cidrs []netip.Prefix) (*serv
 		return nil, err
 	}
 	s := &server{dir: own, cidrs: cidrs}
-	s.Server, err = apiserver.Start(ctx, apiserver.Config{Assets: assets, Dir: own, NoFsync: true, OneCPU: true, ServiceCIDRs: cidrs})
+	s.Server, err = apiserver.Start(ctx, apiserver.Config{Assets: assets, Dir: own, NoFsync: true, Frugal: true, ServiceCIDRs: cidrs})
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(own))
 	}
