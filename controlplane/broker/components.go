@@ -21,7 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/export"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/imports"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
-	"github.com/isthmus-net/isthmus/controlplane/broker/internal/regions"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/nodes"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
@@ -54,7 +54,7 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 		return err
 	}
 	exports := &export.Reconciler{
-		Cluster: c.cluster, Client: c.manager.GetClient(), Broker: c.broker, Imports: c.importer, Regions: c.regions, Pool: self.pool, Settings: c.settings.export,
+		Cluster: c.cluster, Client: c.manager.GetClient(), Broker: c.broker, Imports: c.importer, Regions: c.nodes, Pool: self.pool, Settings: c.settings.export,
 		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	}
 	if c.cfg.CheckDNS != nil {
@@ -69,11 +69,10 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 		c.manager.Add(c.renewer),
 		c.manager.Add(c.members),
 		c.manager.Add(c.importer),
-		c.manager.Add(c.regions),
-		c.manager.Add(own.pods),
+		c.manager.Add(c.nodes),
 		c.manager.Add(&liveness.Heartbeat{
 			Self: c.cluster, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.settings.times, Log: c.cfg.Log,
-			Statements: func() map[string]string { return c.statements(exports, own.pods) },
+			Statements: func() map[string]string { return c.statements(exports) },
 		}),
 		own.setup(c.manager, options()),
 		exports.Setup(ctx, c.manager, options()),
@@ -82,10 +81,10 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 }
 
 // statements returns what this member states in its Lease: about its exports, and about pod CIDRs that it has not registered.
-func (c *Controller) statements(exports *export.Reconciler, pods *podWatch) map[string]string {
+func (c *Controller) statements(exports *export.Reconciler) map[string]string {
 	all := exports.Statements()
 	if self, ok := c.broker.Registry().Member(c.cluster); ok {
-		maps.Copy(all, pods.statements(self))
+		maps.Copy(all, podStatements(c.nodes, self))
 	}
 	return all
 }
@@ -95,7 +94,7 @@ func (c *Controller) newRegistration(recorder events.EventRecorder) *registratio
 	return &registration{
 		self:   types.NamespacedName{Namespace: c.cfg.Namespace, Name: string(c.cluster)},
 		client: c.manager.GetClient(), events: recorder, log: c.cfg.Log,
-		decisions: make(chan withdrawal.Decision, 64), dnsResults: make(chan bool), credentials: make(chan struct{}, 1), nodes: make(chan struct{}, 1),
+		decisions: make(chan withdrawal.Decision, 64), dnsResults: make(chan bool), credentials: make(chan struct{}, 1), podCIDRs: make(chan struct{}, 1),
 		released: withdrawal.Releases{},
 	}
 }
@@ -166,12 +165,10 @@ func (c *Controller) prepareLocal(recorder events.EventRecorder, own *registrati
 	if err != nil {
 		return fmt.Errorf("prepare a client of %s: %w", c.cfg.Local.Host, err)
 	}
-	if c.regions, err = regions.New(local, c.cfg.Log); err != nil {
+	if c.nodes, err = nodes.New(local, own.podsChanged, c.cfg.Log); err != nil {
 		return err
 	}
-	if own.pods, err = newPodWatch(local, own.podsChanged); err != nil {
-		return err
-	}
+	own.nodes = c.nodes
 	c.importer, err = imports.New(imports.Config{
 		Cluster: c.cluster, Client: local, Broker: c.broker, Members: c.members,
 		Policy: c.settings.export.Policy, Shared: c.shared, Events: recorder, Log: c.cfg.Log,

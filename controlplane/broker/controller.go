@@ -33,7 +33,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/credential"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/imports"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
-	"github.com/isthmus-net/isthmus/controlplane/broker/internal/regions"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/nodes"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -88,7 +88,7 @@ type Controller struct {
 	renewer  *credential.Renewer
 	members  *liveness.Tracker
 	importer *imports.Reconciler
-	regions  *regions.Regions
+	nodes    *nodes.Nodes
 }
 
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=isthmus-system

@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,66 +9,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/nodes"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// podWatch follows the pod CIDRs of this cluster's nodes. Nodes that were added after the cluster joined may have some that it has
-// not registered. It follows Nodes alone, because tenants cannot write them: a tenant's EndpointSlice extends no member.
-//
-// It does not use the manager's cache, whose controllers wait for all that it reads: a chart of an older version grants no right to
-// read Nodes.
-type podWatch struct {
-	client client.WithWatch
-	nodes  *objectcache.Informer[string, string] // the pod CIDRs of each Node, joined by commas
-}
-
-// newPodWatch returns a podWatch that calls changed when the result of cidrs may have changed; changed does not block.
-func newPodWatch(c client.WithWatch, changed func()) (*podWatch, error) {
-	nodes, err := objectcache.New(c.Scheme(), objectcache.Config[string, string]{
-		Source: objectcache.Source{Object: &corev1.Node{}},
-		Compact: func(obj client.Object) string {
-			n, ok := obj.(*corev1.Node)
-			if !ok {
-				return ""
-			}
-			return strings.Join(n.Spec.PodCIDRs, ",")
-		},
-		After: func(was, is string, _ bool) {
-			if was != is {
-				changed()
-			}
-		},
-		Settled: changed,
-	})
-	return &podWatch{c, nodes}, err
-}
-
-// +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch
-
-// Start follows the Nodes until ctx ends. The manager calls it in the active replica. Without the right to read Nodes, cidrs stays
-// unknown, and all else works.
-func (w *podWatch) Start(ctx context.Context) error { return w.nodes.Run(ctx, w.client) }
-
-// cidrs returns the pod CIDRs of all nodes, and false until they have been read.
-func (w *podWatch) cidrs() (all []netip.Prefix, known bool) {
-	if w.nodes.Err() != nil {
-		return nil, false
-	}
-	for _, texts := range w.nodes.All() {
-		all = append(all, clusterset.ParsePrefixes(texts)...)
-	}
-	return all, true
-}
-
-// statements returns what the member states in its Lease about its pod CIDRs: those that it has not registered. While they are
-// unknown, the former statement stays.
-func (w *podWatch) statements(self clusterset.Member) map[string]string {
-	cidrs, known := w.cidrs()
+// podStatements returns what the member states in its Lease about its pod CIDRs: those of its Nodes that it has not registered. While
+// they are unknown, the former statement stays. It follows Nodes alone, because tenants cannot write them: a tenant's EndpointSlice
+// extends no member.
+func podStatements(n *nodes.Nodes, self clusterset.Member) map[string]string {
+	cidrs, known := n.PodCIDRs()
 	if !known {
 		return nil
 	}
@@ -82,10 +33,10 @@ func (w *podWatch) statements(self clusterset.Member) map[string]string {
 func (r *registration) podCondition(m *v1alpha1.Member) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionPodsRegistered, Status: metav1.ConditionUnknown}
 	self, err := mcs.Member(m)
-	if r.pods == nil || err != nil {
+	if r.nodes == nil || err != nil {
 		return c
 	}
-	cidrs, known := r.pods.cidrs()
+	cidrs, known := r.nodes.PodCIDRs()
 	if !known {
 		return c
 	}
@@ -123,7 +74,7 @@ func some(ps []netip.Prefix) string {
 // podsChanged enqueues the Member after a change of the nodes' pod CIDRs. It never waits.
 func (r *registration) podsChanged() {
 	select {
-	case r.nodes <- struct{}{}:
+	case r.podCIDRs <- struct{}{}:
 	default:
 	}
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/credential"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/nodes"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -53,8 +54,8 @@ type registration struct {
 	dnsResults chan bool // whether the cluster's DNS answers for clusterset.local, at each change
 
 	credentials chan struct{} // after each renewal of the token for the broker, or a failure
-	pods        *podWatch     // nil follows no nodes
-	nodes       chan struct{} // after each change of their pod CIDRs
+	nodes       *nodes.Nodes  // nil follows none
+	podCIDRs    chan struct{} // after each change of those of the Nodes
 
 	mu         sync.Mutex
 	released   withdrawal.Releases // the handled requests of the annotation
@@ -267,7 +268,7 @@ func (r *registration) forward(ctx context.Context, q workqueue.TypedRateLimitin
 			case d := <-r.decisions:
 				r.report(d)
 			case <-r.credentials:
-			case <-r.nodes:
+			case <-r.podCIDRs:
 			case answers := <-r.dnsResults:
 				r.mu.Lock()
 				r.dnsAnswers = &answers

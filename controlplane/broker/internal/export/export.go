@@ -79,7 +79,7 @@ type imports interface {
 type regions interface {
 	// Source has the Services of affected reconciled when a region changes.
 	Source(affected func() []clusterset.ServiceName) source.Source
-	InZone(zone string) string
+	RegionOf(zone string) string
 }
 
 // Settings configure the exports of a member.
@@ -514,7 +514,7 @@ func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset
 			}
 			return nil
 		})...)
-		mcs.SetRegions(es, r.Regions.InZone)
+		mcs.SetRegions(es, r.Regions.RegionOf)
 	}
 	return endpoints, refused, overlaps
 }
