@@ -18,7 +18,7 @@ import (
 )
 
 // kubernetesVersion is the version that the binaries report, that of components/kubernetes/go.mod.
-const kubernetesVersion = "v1.36.3"
+const kubernetesVersion = "v1.37.1"
 
 const kubernetes = "kubernetes"
 
@@ -47,7 +47,7 @@ func kubernetesLdflags() string {
 	flags := []string{"-s -w"}
 	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
 		for _, set := range []string{
-			"gitVersion=" + kubernetesVersion, "gitMajor=1", "gitMinor=36", "gitCommit=lab",
+			"gitVersion=" + kubernetesVersion, "gitMajor=1", "gitMinor=37", "gitCommit=lab",
 			"gitTreeState=archive", "buildDate=1970-01-01T00:00:00Z",
 		} {
 			flags = append(flags, "-X "+pkg+"."+set)

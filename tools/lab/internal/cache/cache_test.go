@@ -115,9 +115,9 @@ func TestGivenKubernetes(t *testing.T) {
 		folder string
 		want   string // part of the error
 	}{
-		"a release":     {folder("v1.36.99", part.programs...), ""},
-		"another minor": {folder("v1.35.3", part.programs...), "want a v1.36.x"},
-		"one missing":   {folder("v1.36.3", part.programs[1:]...), "no such file"},
+		"a release":     {folder("v1.37.99", part.programs...), ""},
+		"another minor": {folder("v1.36.3", part.programs...), "want a v1.37.x"},
+		"one missing":   {folder("v1.37.1", part.programs[1:]...), "no such file"},
 	} {
 		c := Cache{Dir: t.TempDir(), Kubernetes: test.folder, Report: t.Logf}
 		dir, err := c.given(t.Context(), part, "")
@@ -132,7 +132,7 @@ func TestGivenKubernetes(t *testing.T) {
 			continue
 		}
 		for _, p := range part.programs {
-			if said, err := exec.CommandContext(t.Context(), filepath.Join(dir, p)).Output(); string(said) != p+" v1.36.99\n" {
+			if said, err := exec.CommandContext(t.Context(), filepath.Join(dir, p)).Output(); string(said) != p+" v1.37.99\n" {
 				t.Errorf("%s: %s says %q, %v", name, p, said, err)
 			}
 		}
