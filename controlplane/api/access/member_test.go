@@ -328,7 +328,8 @@ func TestRightsOfAMember(t *testing.T) {
 		"serviceimports/status.multicluster.x-k8s.io": {"patch", "update"},
 		"leases.coordination.k8s.io":                  {"create", "get", "list", "patch", "update", "watch"},
 	}
-	everybody := map[string][]string{ // about themselves: system:basic-user
+	everybody := map[string][]string{ // about themselves: system:basic-user; since Kubernetes 1.37 also public certificates
+		"clustertrustbundles.certificates.k8s.io":       {"get", "list", "watch"},
 		"selfsubjectreviews.authentication.k8s.io":      {"create"},
 		"selfsubjectaccessreviews.authorization.k8s.io": {"create"},
 		"selfsubjectrulesreviews.authorization.k8s.io":  {"create"},
