@@ -45,6 +45,9 @@ type Config struct {
 	// Guarded holds those addresses of Listen that answer only the clients of [Server.SetClients], such as the node's own
 	// addresses, which every host on the network can reach. Other clients get few REFUSED answers, and beyond these none.
 	Guarded []netip.AddrPort
+	// Outside, if not nil, reports whether a client is on another machine. Such clients get no answers at the other addresses of Listen
+	// either, unless SetClients has them. It is called at most 1,000 times a second, from several goroutines, one at a time.
+	Outside func(netip.Addr) bool
 	// TTL is the TTL of positive and negative answers in seconds, 0 to 3600.
 	TTL uint32
 	// Names are the names that the specification does not ask for. SetNames changes them.
@@ -175,7 +178,7 @@ func New(c Config) (*Server, error) {
 		Nameservers: firstOfEachFamily(c.Listen), TTL: c.TTL, EmptyHeadless: c.EmptyHeadless, ClusterScoped: c.ClusterScoped, Reverse: c.Reverse,
 	}, file: zoneFile{path: c.File, log: log, due: signal.New()}, kernel: c.Kernel}
 	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{
-		Zone: s.zone.Load, Limits: c.Limits, Guarded: c.Guarded, ExternalClients: c.ExternalClients, Sample: c.Sample, Log: log,
+		Zone: s.zone.Load, Limits: c.Limits, Guarded: c.Guarded, Outside: c.Outside, ExternalClients: c.ExternalClients, Sample: c.Sample, Log: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
@@ -261,7 +264,8 @@ func (s *Server) SetNames(n Names) {
 }
 
 // SetClients sets the clients that guarded addresses answer. Before the first call they answer none. At the other addresses of
-// Listen every client gets answers, but after the first call only these clients use the TCP connections of pods there.
+// Listen every client gets answers unless it is outside (Config.Outside), but after the first call only these clients use the TCP
+// connections of pods there.
 func (s *Server) SetClients(allowed []netip.Prefix) { s.listeners.SetClients(allowed) }
 
 // build makes a zone of the last snapshot and serves it. The caller holds mu.

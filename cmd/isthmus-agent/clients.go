@@ -67,7 +67,8 @@ func (a *addresses) readAgents(ctx context.Context, server rest.Interface, names
 	return nil
 }
 
-// SetClients sets the cluster's clients that get answers at the node's addresses.
+// SetClients sets the cluster's clients that get answers at the node's addresses. Once pods are among them, the node-local addresses
+// refuse clients on other machines.
 func (n *nameserver) SetClients(c dnsClients) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -82,6 +83,7 @@ func (n *nameserver) SetClients(c dnsClients) {
 	}
 	n.clients = c
 	n.passClients()
+	n.podsKnown.Store(c.pods)
 }
 
 // passClients passes the clients to the server and to the kernel. The caller holds mu.

@@ -19,7 +19,7 @@ var (
 	metricDNSIgnored    = metric{"isthmus_agent_dns_ignored_total", "Messages that were not questions and got no answer.", nil, prometheus.CounterValue}
 	metricDNSLimited    = metric{"isthmus_agent_dns_limited_total", "Answers dropped or truncated by the rate limit.", nil, prometheus.CounterValue}
 	metricDNSRefused    = metric{"isthmus_agent_dns_refused_connections_total", "TCP connections closed by a limit, by reason: the client's share (client), all connections of pods, neighbours or strangers, an oversized question, or unread answers.", []string{"reason"}, prometheus.CounterValue}
-	metricDNSACLRefused = metric{"isthmus_agent_dns_acl_refused_total", "Questions of clients that are not allowed at an address of the node or one for external clients (listener): refused, or dropped beyond the limit (outcome).", []string{"listener", "outcome"}, prometheus.CounterValue}
+	metricDNSACLRefused = metric{"isthmus_agent_dns_acl_refused_total", "Questions of clients that are not allowed at the node-local addresses for pods, at an address of the node, or at one for external clients (listener): refused, or dropped beyond the limit (outcome).", []string{"listener", "outcome"}, prometheus.CounterValue}
 	metricDNSDropped    = metric{"isthmus_agent_dns_dropped_total", "Questions that the kernel dropped because a receive buffer was full.", nil, prometheus.CounterValue}
 	metricDNSNames      = metric{"isthmus_agent_dns_names", "Names that exist in the zone.", nil, prometheus.GaugeValue}
 	metricDNSSkipped    = metric{"isthmus_agent_dns_skipped", "Services without a valid DNS name, or without all of theirs; the log lists them.", nil, prometheus.GaugeValue}

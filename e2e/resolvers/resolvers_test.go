@@ -71,7 +71,7 @@ func TestResolvers(t *testing.T) {
 			netlab.Skip(t, "needs "+program+", which go run ./tools/test installs")
 		}
 	}
-	serve(t)
+	serve(t, dns.Config{Listen: []netip.AddrPort{netip.AddrPortFrom(direct, dns.DefaultPort)}, TTL: dns.DefaultTTL})
 	startUnbound(t)
 	resolvConf := replace(t, "/etc/resolv.conf", "")
 	replace(t, "/etc/nsswitch.conf", "hosts: files dns\n")
@@ -157,10 +157,10 @@ func (tl tool) ask(t *testing.T, large bool, qtype, name string) []string {
 	return found
 }
 
-// serve runs the name server at direct until the test ends.
-func serve(t *testing.T) {
+// serve runs a name server until the test ends.
+func serve(t *testing.T, c dns.Config) *dns.Server {
 	t.Helper()
-	s, err := dns.New(dns.Config{Listen: []netip.AddrPort{netip.AddrPortFrom(direct, dns.DefaultPort)}, TTL: dns.DefaultTTL})
+	s, err := dns.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,6 +176,7 @@ func serve(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return s
 }
 
 // startUnbound runs unbound at forwarder until the test ends.

@@ -42,6 +42,9 @@ type Config struct {
 	// ExternalClients are addresses besides those of Listen. Clients outside of Allow are refused there. This machine need
 	// not have the addresses when Listen is called: they may move between machines.
 	ExternalClients ExternalClients
+	// Outside, if not nil, reports whether a client is on another machine. Clients that are, and that SetClients does not have,
+	// are refused at the addresses for pods, too.
+	Outside func(netip.Addr) bool
 	// Idle is the time that a TCP client may stay silent between questions, take to send one, or take to read an answer;
 	// 0 means DefaultIdle.
 	Idle time.Duration
@@ -55,6 +58,7 @@ type Server struct {
 	Config
 	// allowed holds the clients of each audience but toPods; nil means none.
 	allowed  [audiences]atomic.Pointer[clientSet]
+	outside  outsideCache
 	refusals sharedLimit // REFUSED answers to strangers
 	conns    [connClasses]slotLimit
 	unread   [connClasses]slotLimit
@@ -68,7 +72,7 @@ type Server struct {
 type audience uint8
 
 const (
-	toPods     audience = iota // of this node; every client is answered
+	toPods     audience = iota // of this node; every client on it is answered
 	toCluster                  // clients of SetClients
 	toExternal                 // clients of ExternalClients
 	audiences
@@ -77,7 +81,17 @@ const (
 // serves reports whether an address for an audience answers a client, which must be neither a mapped IPv4 address nor have a
 // zone.
 func (s *Server) serves(to audience, client netip.Addr) bool {
-	return to == toPods || s.allowed[to].Load().contains(client)
+	return to == toPods && !s.isStranger(client) || to != toPods && s.allowed[to].Load().contains(client)
+}
+
+// isStranger reports whether a client at an address for pods is known to be on another machine, and not to be one of the cluster's
+// clients. Pods may have addresses of the node's network.
+func (s *Server) isStranger(client netip.Addr) bool {
+	if s.Outside == nil {
+		return false
+	}
+	known := s.allowed[toCluster].Load()
+	return known != nil && !known.contains(client) && s.outside.has(client, s.Outside)
 }
 
 // SetClients sets the clients that guarded addresses answer. Without a call they answer none.

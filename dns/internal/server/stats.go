@@ -68,7 +68,7 @@ const (
 )
 
 // ACLRefusals are all kinds of refusals of strangers.
-var ACLRefusals = [...]ACLRefusal{{"node", "refused"}, {"node", "dropped"}, {"external", "refused"}, {"external", "dropped"}}
+var ACLRefusals = [...]ACLRefusal{{"pods", "refused"}, {"pods", "dropped"}, {"node", "refused"}, {"node", "dropped"}, {"external", "refused"}, {"external", "dropped"}}
 
 var (
 	countedTypes  = [...]zone.Type{zone.A, zone.AAAA, zone.SRV, zone.PTR} // index len(countedTypes) is all others
@@ -133,7 +133,7 @@ func (c *Counts) addRest(t *tally) {
 		c.Refused = added(c.Refused, ConnReasons[i], t.refused[i].Load())
 	}
 	for i, kind := range ACLRefusals {
-		to, how := toCluster+audience(i/aclOutcomes), i%aclOutcomes
+		to, how := audience(i/aclOutcomes), i%aclOutcomes
 		c.ACLRefused = added(c.ACLRefused, kind, t.acl[to][how].Load())
 	}
 }
