@@ -130,6 +130,19 @@ func TestNearestServe(t *testing.T) {
 	leads("another cluster", a2, "b")
 	leads("another cluster", b1, "a/near-1", "a/near-2")
 
+	patch(t, "a", "serviceexport", "near", `{"spec": {"exportedAnnotations": {"isthmus.dev/prefer": "region,remote"}}}`)
+	leads("regions span clusters", a2, "a/near-1", "a/near-2", "b")
+	leads("regions do not span clusters", b1, "b")
+	regionOfB(t, "elsewhere")
+	leads("the own region", a2, "a/near-1", "a/near-2")
+	leads("the own region, by packets", outsideClient, "a/near-1", "a/near-2")
+	ready("near-1", false)
+	ready("near-2", false)
+	leads("another region, when there is nobody in the own", a2, "b")
+	ready("near-1", true)
+	ready("near-2", true)
+	regionOfB(t, "lab")
+
 	patch(t, "a", "service", "near", `{"spec": {"internalTrafficPolicy": "Local", "trafficDistribution": null}}`)
 	leads("only the node", a2, "a/near-2")
 	if err := refuses(ctx, b1, "--tcp", target); err != nil {
@@ -140,6 +153,14 @@ func TestNearestServe(t *testing.T) {
 		if err := refuses(ctx, c, "--tcp", target); err != nil {
 			t.Errorf("only the node, where nobody is ready, %s: %v", path, err)
 		}
+	}
+}
+
+// regionOfB labels the Nodes of b with a region.
+func regionOfB(t *testing.T, region string) {
+	t.Helper()
+	if _, err := bed.Kubectl(t.Context(), "b", "label", "node", "--all", "--overwrite", "topology.kubernetes.io/region="+region); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -49,10 +49,14 @@ func run(m *testing.M) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 	defer cancel()
-	// All nodes are in one zone, which is the same for members whose agents are told that zones span clusters.
+	// All nodes are in one zone and one region, which are the same for members whose agents are told that they span clusters. The
+	// guest's agents serve names with a cluster.
 	cfg := testbed.Config{
 		Name: "e2e", Guest: true, Zone: "z1", Progress: os.Stderr,
-		AgentArgs:    map[string][]string{"a": {"--packet-path", "--zones-span-clusters", "--dns-fast-path=" + nobody}},
+		AgentArgs: map[string][]string{
+			"a":           {"--packet-path", "--zones-span-clusters", "--regions-span-clusters", "--dns-fast-path=" + nobody},
+			testbed.Guest: {"--dns-cluster-scoped"},
+		},
 		NodeLocalDNS: []string{"b"}, Federation: true,
 	}
 	if os.Getenv("ISTHMUS_E2E_KEEP") != "1" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/isthmus-net/isthmus/tools/conformance"
@@ -71,6 +72,7 @@ func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 		must(reaches(ctx, podClient, "a", "b"))
 	}
 	offer()
+	namesOfClusters(t)
 	ctl(testbed.Guest, "unexport", "service", "echo", "--namespace", namespace)
 	withdrawn()
 	offer()
@@ -83,6 +85,24 @@ func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 		t.Errorf("%s still has %s", testbed.Guest, left)
 	}
 	conformance.Holds(t, "L49")
+}
+
+// namesOfClusters checks in the guest that a name with a cluster has that cluster's own endpoints and their ports. Members whose agents
+// are not told so have no such names.
+func namesOfClusters(t *testing.T) {
+	t.Helper()
+	for _, exporter := range append(testbed.Members(), testbed.Guest) {
+		ips, err := bed.Kubectl(t.Context(), exporter, "get", "pods", "--namespace", namespace, "--selector", "app=echo", "--output", "jsonpath={.items[*].status.podIP}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		of := exporter + "." + name
+		resolvesTo(t, testbed.Guest, "A", of, strings.Fields(ips)...)
+		resolvesTo(t, testbed.Guest, "SRV", "_http._tcp."+of, "8080 "+of)
+		if output, err := inPod(t.Context(), "a", "nslookup", of+"."); err == nil {
+			t.Errorf("a also knows %s:\n%s", of, output)
+		}
+	}
 }
 
 // serves waits until a Service answers by its name.
