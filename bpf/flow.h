@@ -189,11 +189,24 @@ static __always_inline void move_old_entry(const struct conn_key *key)
 	bpf_map_delete_elem(&conns, key);
 }
 
+/* Finds an entry, in `handshakes` first: that of a handshake's packet, or the other entry of a flow in one. Entries move
+ * from there to `flows`, so that no third look is needed. */
+static __noinline struct conn *find_young_entry(const struct conn_key *key)
+{
+	struct conn_key k = *key; /* Linux 6.1 accepts no map key in memory that the caller passed */
+	struct conn *c = bpf_map_lookup_elem(&handshakes, &k) ?: bpf_map_lookup_elem(&flows, &k);
+
+	if (c || !OLD_FLOWS)
+		return c;
+	move_old_entry(&k);
+	return bpf_map_lookup_elem(&flows, &k);
+}
+
 /* Finds an entry that was not in `flows`. Another CPU may move it there meanwhile: without the last look, a backend's
  * packet would find no flow while the client's opens it. */
 static __noinline struct conn *find_other_entry(const struct conn_key *key)
 {
-	struct conn_key k = *key; /* Linux 6.1 accepts no map key in memory that the caller passed */
+	struct conn_key k = *key;
 	struct conn *c = bpf_map_lookup_elem(&handshakes, &k);
 
 	if (c)
@@ -207,6 +220,12 @@ static __noinline struct conn *find_other_entry(const struct conn_key *key)
 static __always_inline struct conn *find_entry(const struct conn_key *key)
 {
 	return bpf_map_lookup_elem(&flows, key) ?: find_other_entry(key);
+}
+
+/* Finds the entry of a packet, given its key. */
+static __always_inline struct conn *find_entry_of(const struct packet *p, const struct conn_key *key)
+{
+	return p->key.proto == IPPROTO_TCP && p->kind & TCP_SYN ? find_young_entry(key) : find_entry(key);
 }
 
 /* Stores an entry of a new flow, unless another flow has its key. */
@@ -504,8 +523,8 @@ __noinline int update_state(const struct packet *p, struct conn *c)
 		return false;
 	key = p->key;
 	reverse = other_key(&key, c);
-	other = find_entry(&reverse);
 	before = c->state;
+	other = before < CONN_OPEN ? find_young_entry(&reverse) : find_entry(&reverse);
 	if (!is_reset(p))
 		state = next_state(p, c, other);
 	else if (!is_believed(p, c, other))

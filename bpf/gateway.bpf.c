@@ -173,7 +173,7 @@ __noinline int refresh_conn(struct __sk_buff *skb, const struct packet *p, struc
 static __always_inline struct conn *find_flow(struct __sk_buff *skb, const struct packet *p)
 {
 	struct conn_key key = p->key; /* Linux 6.1 accepts no map key in memory that the caller passed */
-	struct conn *c = find_entry(&key);
+	struct conn *c = find_entry_of(p, &key);
 
 	if (!c || (!p->key.reply && is_reopening(p, c)) || (is_due(c) && !refresh_conn(skb, p, c)))
 		return NULL;

@@ -221,11 +221,11 @@ static __always_inline bool is_of_direct_connection(const struct packet *p, cons
 	return c->state >= CONN_CLOSING && p->part != PART_LATER && is_accepting(p);
 }
 
-/* Finds the flow of a packet. Returns NULL if there is none or it is over. If the packet reopens a flow, *ended is the
- * old flow's entry. */
+/* Finds the flow of a packet. Returns NULL if there is none or it is over. If an old flow has the packet's key, *ended is
+ * its entry. */
 static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p, struct conn **ended)
 {
-	struct conn *c = find_entry(&p->key);
+	struct conn *c = find_entry_of(p, &p->key);
 
 	if (!c)
 		return NULL;
@@ -240,8 +240,10 @@ static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struc
 		remove_entry(&p->key);
 		return NULL;
 	}
-	if (is_due(c) && !refresh_conn(skb, p, c))
+	if (is_due(c) && !refresh_conn(skb, p, c)) {
+		*ended = c;
 		return NULL;
+	}
 	track_window(p, c);
 	return c;
 }
@@ -393,7 +395,9 @@ static __noinline struct conn *create_conn(struct __sk_buff *skb, const struct p
 		if (ended)
 			delete_other(&p->key, ended);
 		/* The reply entry comes first: otherwise a fast reply would find no flow. */
-		if (!store_reply(skb, p, c) || store_entry(&p->key, c))
+		if (!store_reply(skb, p, c))
+			return NULL;
+		if (ended ? store_entry(&p->key, c) : bpf_map_update_elem(&handshakes, &p->key, c, BPF_ANY))
 			return NULL;
 	}
 	emit_event(&p->key, be, choice);
