@@ -189,8 +189,8 @@ static __always_inline void move_old_entry(const struct conn_key *key)
 	bpf_map_delete_elem(&conns, key);
 }
 
-/* Finds an entry, in `handshakes` first: that of a handshake's packet, or the other entry of a flow in one. Entries move
- * from there to `flows`, so that no third look is needed. */
+/* Finds an entry, in `handshakes` first: that of a handshake's packet, or the other entry of a flow in one. Entries
+ * move from there to `flows`, so that no third look is needed. */
 static __noinline struct conn *find_young_entry(const struct conn_key *key)
 {
 	struct conn_key k = *key; /* Linux 6.1 accepts no map key in memory that the caller passed */

@@ -221,8 +221,8 @@ static __always_inline bool is_of_direct_connection(const struct packet *p, cons
 	return c->state >= CONN_CLOSING && p->part != PART_LATER && is_accepting(p);
 }
 
-/* Finds the flow of a packet. Returns NULL if there is none or it is over. If an old flow has the packet's key, *ended is
- * its entry. */
+/* Finds the flow of a packet. Returns NULL if there is none or it is over. If an old flow has the packet's key, *ended
+ * is its entry. */
 static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p, struct conn **ended)
 {
 	struct conn *c = find_entry_of(p, &p->key);

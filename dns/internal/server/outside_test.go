@@ -25,19 +25,20 @@ func TestOutsideCache(t *testing.T) {
 		want("first", stranger, true, 1)
 		want("again", stranger, true, 0)
 		want("first", pod, false, 1)
-		time.Sleep(outsideTime - 1)
+		<-time.After(outsideTime - 1)
 		want("nearly forgotten", pod, false, 0)
-		time.Sleep(1)
+		<-time.After(1)
 		want("forgotten", pod, false, 1)
 		for i := 1; i < outsideRate; i++ {
 			want("a flood", address(i), false, 1)
 		}
 		want("beyond the rate", address(outsideRate), true, 0)
 		want("a known one meanwhile", pod, false, 0)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		want("a second later", address(outsideRate), false, 1)
 		for i := range 3 * outsideMax {
-			if time.Sleep(time.Millisecond); c.has(address(i), is) || len(c.known) > outsideMax {
+			<-time.After(time.Millisecond)
+			if c.has(address(i), is) || len(c.known) > outsideMax {
 				t.Fatalf("address %d: %d addresses are remembered", i, len(c.known))
 			}
 		}
