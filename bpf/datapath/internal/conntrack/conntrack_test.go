@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/tools/await"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -60,7 +62,7 @@ func TestMasqueraded(t *testing.T) {
 	if output, err := exec.CommandContext(t.Context(), "nsenter", "--net="+node.Path(), "nft", rules).CombinedOutput(); err != nil {
 		t.Fatalf("nft: %v\n%s", err, output)
 	}
-	for _, to := range []string{"10.9.2.2:1", "[fd09:2::2:2]:2", "10.9.3.1:1", "10.9.2.2:3"} { // the last two: also translated, and not masqueraded
+	for _, to := range []string{"10.9.3.1:1", "10.9.2.2:3", "10.9.2.2:1", "[fd09:2::2:2]:2"} { // the first two: also translated, and not masqueraded
 		if err := client.Do(func() error {
 			c, err := net.Dial("udp", to)
 			if err != nil {
@@ -77,16 +79,17 @@ func TestMasqueraded(t *testing.T) {
 		{Source: a("10.9.1.2"), Translated: a("10.9.2.1"), To: netip.MustParseAddrPort("10.9.2.2:1"), Protocol: unix.IPPROTO_UDP},
 		{Source: a("fd09:1::1:2"), Translated: a("fd09:2::2:1"), To: netip.MustParseAddrPort("[fd09:2::2:2]:2"), Protocol: unix.IPPROTO_UDP},
 	}
-	var have []Flow
-	if err := node.Do(func() error {
-		return Masqueraded(func(f Flow) bool { have = append(have, f); return true })
-	}); err != nil {
-		t.Fatal(err)
-	}
 	less := func(a, b Flow) bool { return a.Source.Less(b.Source) }
-	if diff := cmp.Diff(want, have, cmpopts.SortSlices(less), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); diff != "" {
-		t.Errorf("masqueraded (-want +have):\n%s", diff)
-	}
+	await.NoError(t, "the masqueraded flows", func() error { // the datagrams wait for their neighbours to be found
+		var have []Flow
+		err := node.Do(func() error {
+			return Masqueraded(func(f Flow) bool { have = append(have, f); return true })
+		})
+		if diff := cmp.Diff(want, have, cmpopts.SortSlices(less), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); err == nil && diff != "" {
+			err = fmt.Errorf("masqueraded (-want +have):\n%s", diff)
+		}
+		return err
+	})
 	n := 0
 	if err := node.Do(func() error { return Masqueraded(func(Flow) bool { n++; return false }) }); err != nil || n != 1 {
 		t.Errorf("visited %d after the visitor returned false, %v", n, err)
