@@ -119,13 +119,18 @@ func TestNearestServe(t *testing.T) {
 	patch(t, "a", "service", "near", `{"spec": {"trafficDistribution": "PreferClose"}}`)
 	leads("close is the zone", b1, "b")
 
+	// leadsAway waits until a2 meets b while no server of a is ready.
+	leadsAway := func(why string) {
+		t.Helper()
+		ready("near-1", false)
+		ready("near-2", false)
+		leads(why, a2, "b")
+		ready("near-1", true)
+		ready("near-2", true)
+	}
 	patch(t, "a", "serviceexport", "near", `{"spec": {"exportedAnnotations": {"isthmus.dev/prefer": "cluster,remote"}}}`)
 	leads("the own cluster", a2, "a/near-1", "a/near-2")
-	ready("near-1", false)
-	ready("near-2", false)
-	leads("another cluster, when there is nobody in the own", a2, "b")
-	ready("near-1", true)
-	ready("near-2", true)
+	leadsAway("another cluster, when there is nobody in the own")
 	patch(t, "a", "serviceexport", "near", `{"spec": {"exportedAnnotations": {"isthmus.dev/prefer": "remote"}}}`)
 	leads("another cluster", a2, "b")
 	leads("another cluster", b1, "a/near-1", "a/near-2")
@@ -136,11 +141,7 @@ func TestNearestServe(t *testing.T) {
 	regionOfB(t, "elsewhere")
 	leads("the own region", a2, "a/near-1", "a/near-2")
 	leads("the own region, by packets", outsideClient, "a/near-1", "a/near-2")
-	ready("near-1", false)
-	ready("near-2", false)
-	leads("another region, when there is nobody in the own", a2, "b")
-	ready("near-1", true)
-	ready("near-2", true)
+	leadsAway("another region, when there is nobody in the own")
 	regionOfB(t, "lab")
 
 	patch(t, "a", "service", "near", `{"spec": {"internalTrafficPolicy": "Local", "trafficDistribution": null}}`)
@@ -164,14 +165,20 @@ func regionOfB(t *testing.T, region string) {
 	}
 }
 
+// echoIPs returns the IPv4 addresses of a member's servers of testdata/workload.yaml.
+func echoIPs(t *testing.T, member string) []string {
+	t.Helper()
+	ips, err := bed.Kubectl(t.Context(), member, "get", "pods", "--namespace", namespace, "--selector", "app=echo", "--output", "jsonpath={.items[*].status.podIP}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(ips)
+}
+
 // nearInB makes b's Service near of the servers of testdata/workload.yaml, on a node and in a zone of names that a has
 // too.
 func nearInB(t *testing.T, ready bool) {
 	t.Helper()
-	ips, err := bed.Kubectl(t.Context(), "b", "get", "pods", "--namespace", namespace, "--selector", "app=echo", "--output", "jsonpath={.items[*].status.podIP}")
-	if err != nil {
-		t.Fatal(err)
-	}
 	manifest := `
 apiVersion: v1
 kind: Service
@@ -185,7 +192,7 @@ addressType: IPv4
 ports: [{name: tcp, port: 8081}]
 endpoints:
 `
-	for ip := range strings.FieldsSeq(ips) {
+	for _, ip := range echoIPs(t, "b") {
 		manifest += fmt.Sprintf("- {addresses: [%s], nodeName: a2, zone: z1, conditions: {ready: %t}}\n", ip, ready)
 	}
 	if err := bed.Apply(t.Context(), "b", manifest); err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/isthmus-net/isthmus/tools/conformance"
@@ -92,12 +91,8 @@ func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 func namesOfClusters(t *testing.T) {
 	t.Helper()
 	for _, exporter := range append(testbed.Members(), testbed.Guest) {
-		ips, err := bed.Kubectl(t.Context(), exporter, "get", "pods", "--namespace", namespace, "--selector", "app=echo", "--output", "jsonpath={.items[*].status.podIP}")
-		if err != nil {
-			t.Fatal(err)
-		}
 		of := exporter + "." + name
-		resolvesTo(t, testbed.Guest, "A", of, strings.Fields(ips)...)
+		resolvesTo(t, testbed.Guest, "A", of, echoIPs(t, exporter)...)
 		resolvesTo(t, testbed.Guest, "SRV", "_http._tcp."+of, "8080 "+of)
 		if output, err := inPod(t.Context(), "a", "nslookup", of+"."); err == nil {
 			t.Errorf("a also knows %s:\n%s", of, output)
