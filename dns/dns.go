@@ -46,7 +46,7 @@ type Config struct {
 	// addresses, which every host on the network can reach. Other clients get few REFUSED answers, and beyond these none.
 	Guarded []netip.AddrPort
 	// Outside, if not nil, reports whether a client is on another machine. Such clients get no answers at the other addresses of Listen
-	// either, unless SetClients has them. It is called at most 1,000 times a second, from several goroutines, one at a time.
+	// either, unless SetClients has them or not all pods. It is called at most 1,000 times a second, from several goroutines, one at a time.
 	Outside func(netip.Addr) bool
 	// TTL is the TTL of positive and negative answers in seconds, 0 to 3600.
 	TTL uint32
@@ -264,9 +264,9 @@ func (s *Server) SetNames(n Names) {
 }
 
 // SetClients sets the clients that guarded addresses answer. Before the first call they answer none. At the other addresses of
-// Listen every client gets answers unless it is outside (Config.Outside), but after the first call only these clients use the TCP
-// connections of pods there.
-func (s *Server) SetClients(allowed []netip.Prefix) { s.listeners.SetClients(allowed) }
+// Listen every client gets answers, unless pods says that all pods are among these clients and it is outside (Config.Outside). After
+// the first call only these clients use the TCP connections of pods there.
+func (s *Server) SetClients(allowed []netip.Prefix, pods bool) { s.listeners.SetClients(allowed, pods) }
 
 // build makes a zone of the last snapshot and serves it. The caller holds mu.
 func (s *Server) build() {

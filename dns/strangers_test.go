@@ -152,7 +152,7 @@ func TestStrangers(t *testing.T) {
 	if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
 		t.Fatal(err)
 	}
-	s.SetClients([]netip.Prefix{netip.MustParsePrefix("127.0.5.0/24")})
+	s.SetClients([]netip.Prefix{netip.MustParsePrefix("127.0.5.0/24")}, true)
 	at := s.Status().Listen
 	counts := func() map[dns.ACLRefusal]uint64 { return s.Status().Counts.ACLRefused }
 	for i, a := range attempts {

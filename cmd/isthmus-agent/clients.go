@@ -83,7 +83,6 @@ func (n *nameserver) SetClients(c dnsClients) {
 	}
 	n.clients = c
 	n.passClients()
-	n.podsKnown.Store(c.pods)
 }
 
 // passClients passes the clients to the server and to the kernel. The caller holds mu.
@@ -92,7 +91,7 @@ func (n *nameserver) passClients() {
 		return
 	}
 	all := sortedPrefixes(slices.Concat(n.always, n.clients.known, n.clients.saved))
-	n.server.SetClients(all)
+	n.server.SetClients(all, n.clients.pods)
 	if len(n.fast.Guarded) > 0 {
 		if err := n.kernel.SetClients(all); err != nil {
 			n.log.Error("cannot pass the clients of DNS to the kernel; the name server answers those that are missing", "err", err)

@@ -40,8 +40,6 @@ type nameserver struct {
 	// silent is the latest set of members that do not answer; signaled is pending until Run has taken it.
 	silent   atomic.Pointer[map[clusterset.ClusterID]bool]
 	signaled signal.Signal
-	// podsKnown is set while the addresses of pods are known: then a client on another machine is no pod of this node.
-	podsKnown atomic.Bool
 
 	mu      sync.Mutex // guards the fields below
 	server  *dns.Server
@@ -57,9 +55,8 @@ type nameserver struct {
 }
 
 func newNameserver(cfg dns.Config, neighbours []netip.AddrPort, log *slog.Logger) *nameserver {
-	n := &nameserver{cfg: cfg, names: cfg.Names, neighbours: neighbours, log: log, retry: 5 * time.Second, signaled: signal.New()}
-	n.cfg.Outside = func(client netip.Addr) bool { return n.podsKnown.Load() && device.IsOutside(client) }
-	return n
+	cfg.Outside = device.IsOutside
+	return &nameserver{cfg: cfg, names: cfg.Names, neighbours: neighbours, log: log, retry: 5 * time.Second, signaled: signal.New()}
 }
 
 // Run listens and answers until ctx is done.

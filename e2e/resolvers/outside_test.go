@@ -103,16 +103,20 @@ func TestClientsOutside(t *testing.T) {
 		TTL:    dns.DefaultTTL, Limits: dns.DefaultLimits, Outside: device.IsOutside,
 	})
 	refused := 0
+	clients := []netip.Prefix{
+		netip.MustParsePrefix("10.201.0.0/24"), netip.MustParsePrefix("fd00:201::/64"),
+		netip.PrefixFrom(bridged.addrs[0], 32), netip.PrefixFrom(bridged.addrs[1], 128),
+	}
 	for _, step := range []struct {
 		name  string
+		set   func()
 		known bool
-	}{{"no clients known", false}, {"pods known", true}} {
-		if step.known {
-			s.SetClients([]netip.Prefix{
-				netip.MustParsePrefix("10.201.0.0/24"), netip.MustParsePrefix("fd00:201::/64"),
-				netip.PrefixFrom(bridged.addrs[0], 32), netip.PrefixFrom(bridged.addrs[1], 128),
-			})
-		}
+	}{
+		{"no clients known", func() {}, false},
+		{"not all pods known", func() { s.SetClients(clients, false) }, false},
+		{"pods known", func() { s.SetClients(clients, true) }, true},
+	} {
+		step.set()
 		for _, client := range []struct {
 			name string
 			machine

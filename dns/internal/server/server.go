@@ -42,8 +42,8 @@ type Config struct {
 	// ExternalClients are addresses besides those of Listen. Clients outside of Allow are refused there. This machine need
 	// not have the addresses when Listen is called: they may move between machines.
 	ExternalClients ExternalClients
-	// Outside, if not nil, reports whether a client is on another machine. Clients that are, and that SetClients does not have,
-	// are refused at the addresses for pods, too.
+	// Outside, if not nil, reports whether a client is on another machine. While SetClients has all pods, such a client that it
+	// does not have is refused at the addresses for pods, too.
 	Outside func(netip.Addr) bool
 	// Idle is the time that a TCP client may stay silent between questions, take to send one, or take to read an answer;
 	// 0 means DefaultIdle.
@@ -57,7 +57,10 @@ type Config struct {
 type Server struct {
 	Config
 	// allowed holds the clients of each audience but toPods; nil means none.
-	allowed  [audiences]atomic.Pointer[clientSet]
+	allowed [audiences]atomic.Pointer[clientSet]
+	// podsKnown is set while allowed[toCluster] has all pods.
+	podsKnown atomic.Bool
+
 	outside  outsideCache
 	refusals sharedLimit // REFUSED answers to strangers
 	conns    [connClasses]slotLimit
@@ -81,22 +84,22 @@ const (
 // serves reports whether an address for an audience answers a client, which must be neither a mapped IPv4 address nor have a
 // zone.
 func (s *Server) serves(to audience, client netip.Addr) bool {
-	return to == toPods && !s.isStranger(client) || to != toPods && s.allowed[to].Load().contains(client)
+	if to == toPods {
+		return !s.isStranger(client)
+	}
+	return s.allowed[to].Load().contains(client)
 }
 
 // isStranger reports whether a client at an address for pods is known to be on another machine, and not to be one of the cluster's
 // clients. Pods may have addresses of the node's network.
 func (s *Server) isStranger(client netip.Addr) bool {
-	if s.Outside == nil {
-		return false
-	}
-	known := s.allowed[toCluster].Load()
-	return known != nil && !known.contains(client) && s.outside.has(client, s.Outside)
+	return s.podsKnown.Load() && s.Outside != nil && !s.allowed[toCluster].Load().contains(client) && s.outside.has(client, s.Outside)
 }
 
-// SetClients sets the clients that guarded addresses answer. Without a call they answer none.
-func (s *Server) SetClients(allowed []netip.Prefix) {
+// SetClients sets the clients that guarded addresses answer, and whether all pods are among them. Without a call they answer none.
+func (s *Server) SetClients(allowed []netip.Prefix, pods bool) {
 	s.allowed[toCluster].Store(newClientSet(allowed))
+	s.podsKnown.Store(pods)
 }
 
 // Listen opens, on each address, a TCP socket and one UDP socket for each CPU that this process may use. If any fails, it

@@ -35,7 +35,7 @@ func listenOn(t *testing.T, endpoints int, c Config, clients ...string) (s *Serv
 	for _, text := range clients {
 		allowed = append(allowed, netip.MustParsePrefix(text))
 	}
-	s.SetClients(allowed)
+	s.SetClients(allowed, true)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx) }()

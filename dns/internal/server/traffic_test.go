@@ -80,5 +80,5 @@ func BenchmarkUDPGuarded(b *testing.B) {
 	for i := range 1000 {
 		clients = append(clients, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 7), byte(i << 1), 1}), 32))
 	}
-	benchmarkUDP(b, Config{Guarded: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}, func(s *Server) { s.SetClients(clients) })
+	benchmarkUDP(b, Config{Guarded: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}, func(s *Server) { s.SetClients(clients, true) })
 }
