@@ -50,8 +50,8 @@ type (
 var abiHeader string
 
 // ABIVersion is ABI_VERSION of abi.h, the version of the layouts above. Builds of different versions share no maps except
-// [MapFlows], [MapHandshakes], [MapConns], [MapFragments] and [MapRoutedClients]. Rename one of these if its layout changes:
-// otherwise the other build misreads its flows.
+// [MapFlows], [MapHandshakes], [MapUDPFlows], [MapConns], [MapFragments] and [MapRoutedClients]. Rename one of these if its
+// layout changes: otherwise the other build misreads its flows.
 var ABIVersion = versionIn(abiHeader, "ABI_VERSION")
 
 // versionIn returns the number that a header defines under a name.

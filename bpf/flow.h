@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Flow tracking. A flow has two entries, one for each direction, and each entry holds the key of the other. They are in
- * `handshakes` until both sides have spoken, and then in `flows`. A packet needs only the entry of its own direction.
- * Once a second it also refreshes the other entry, so that both have the same age, the LRU evicts neither long before
+ * `handshakes` until both sides have spoken, and then in `flows`; those of UDP are always in `udp_flows`. A packet needs
+ * only the entry of its own direction. Once a second it also refreshes the other entry, so that both have the same age, the LRU evicts neither long before
  * the other, and an evicted entry is created again. A state change is written to both entries.
  *
  * An attacker can forge a packet with the addresses and ports of a flow, but does not know its sequence numbers:
@@ -20,6 +20,9 @@
  *
  * A flow that begins in the middle is half-open too until both sides have spoken. One forged ACK would otherwise occupy
  * its entries for six hours, and those of every other gateway.
+ *
+ * A datagram has no sequence number. Two forged ones, and an answer in between, open a flow. In a table of their own such
+ * flows evict no connection, and among themselves first those that were idle for longest.
  */
 #ifndef ISTHMUS_FLOW_H
 #define ISTHMUS_FLOW_H
@@ -173,7 +176,15 @@ static __always_inline bool is_from_backend(const struct conn_key *key, const st
 	return key->reply || c->flags & CONN_BACK;
 }
 
-/* Moves an entry of an older build's map to `flows`, if there is one. */
+/* Stores an entry of a flow that is new. */
+static __always_inline long put_new(const struct conn_key *key, const struct conn *c, __u64 flags)
+{
+	if (key->proto == IPPROTO_UDP)
+		return bpf_map_update_elem(&udp_flows, key, c, flags);
+	return bpf_map_update_elem(&handshakes, key, c, flags);
+}
+
+/* Moves an entry of an older build's map to today's, if there is one. */
 static __always_inline void move_old_entry(const struct conn_key *key)
 {
 	struct old_conn *old = bpf_map_lookup_elem(&conns, key);
@@ -184,16 +195,29 @@ static __always_inline void move_old_entry(const struct conn_key *key)
 		return;
 	__builtin_memset(c, 0, sizeof(*c));
 	__builtin_memcpy(c, old, sizeof(*old));
-	if (is_alive(key->proto, c, now_ns()))
-		bpf_map_update_elem(&flows, key, c, BPF_NOEXIST);
+	if (is_alive(key->proto, c, now_ns())) {
+		if (key->proto == IPPROTO_UDP)
+			put_new(key, c, BPF_NOEXIST);
+		else
+			bpf_map_update_elem(&flows, key, c, BPF_NOEXIST);
+	}
 	bpf_map_delete_elem(&conns, key);
+}
+
+/* Finds an entry of an older build's UDP flow. */
+static __noinline struct conn *find_old_udp_entry(const struct conn_key *key)
+{
+	struct conn_key k = *key; /* Linux 6.1 accepts no map key in memory that the caller passed */
+
+	move_old_entry(&k);
+	return bpf_map_lookup_elem(&udp_flows, &k);
 }
 
 /* Finds an entry, in `handshakes` first: that of a handshake's packet, or the other entry of a flow in one. Entries
  * move from there to `flows`, so that no third look is needed. */
 static __noinline struct conn *find_young_entry(const struct conn_key *key)
 {
-	struct conn_key k = *key; /* Linux 6.1 accepts no map key in memory that the caller passed */
+	struct conn_key k = *key;
 	struct conn *c = bpf_map_lookup_elem(&handshakes, &k) ?: bpf_map_lookup_elem(&flows, &k);
 
 	if (c || !OLD_FLOWS)
@@ -216,9 +240,18 @@ static __noinline struct conn *find_other_entry(const struct conn_key *key)
 	return bpf_map_lookup_elem(&flows, &k);
 }
 
+static __always_inline struct conn *find_udp_entry(const struct conn_key *key)
+{
+	struct conn *c = bpf_map_lookup_elem(&udp_flows, key);
+
+	return c || !OLD_FLOWS ? c : find_old_udp_entry(key);
+}
+
 /* Finds an entry. */
 static __always_inline struct conn *find_entry(const struct conn_key *key)
 {
+	if (key->proto == IPPROTO_UDP)
+		return find_udp_entry(key);
 	return bpf_map_lookup_elem(&flows, key) ?: find_other_entry(key);
 }
 
@@ -228,12 +261,18 @@ static __always_inline struct conn *find_entry_of(const struct packet *p, const 
 	return p->key.proto == IPPROTO_TCP && p->kind & TCP_SYN ? find_young_entry(key) : find_entry(key);
 }
 
+/* Reports whether another flow has the key of a new one, apart from flows in `handshakes` and `udp_flows`. */
+static __always_inline bool is_taken(const struct conn_key *key)
+{
+	if (OLD_FLOWS)
+		return find_entry(key);
+	return key->proto != IPPROTO_UDP && bpf_map_lookup_elem(&flows, key);
+}
+
 /* Stores an entry of a new flow, unless another flow has its key. */
 static __always_inline bool add_entry(const struct conn_key *key, const struct conn *c)
 {
-	if (OLD_FLOWS ? find_entry(key) : bpf_map_lookup_elem(&flows, key))
-		return false;
-	return !bpf_map_update_elem(&handshakes, key, c, BPF_NOEXIST);
+	return !is_taken(key) && !put_new(key, c, BPF_NOEXIST);
 }
 
 /* Stores an entry of a new flow. An older flow's entry in `flows` would hide it. */
@@ -241,9 +280,9 @@ static __noinline long store_entry(const struct conn_key *key, const struct conn
 {
 	struct conn_key k = *key;
 
-	if (bpf_map_lookup_elem(&flows, &k))
+	if (k.proto != IPPROTO_UDP && bpf_map_lookup_elem(&flows, &k))
 		bpf_map_delete_elem(&flows, &k);
-	return bpf_map_update_elem(&handshakes, &k, c, BPF_ANY);
+	return put_new(&k, c, BPF_ANY);
 }
 
 /* Moves an entry from `handshakes` to `flows`. One that reuses the entry of an ended flow is there already. */
@@ -296,8 +335,8 @@ static __noinline enum conn_flags refresh_other(const struct conn_key *key, cons
 	} else {
 		fresh.seen -= NS_PER_S;
 	}
-	if (fresh.state < CONN_OPEN)
-		bpf_map_update_elem(&handshakes, &reverse, &fresh, BPF_NOEXIST);
+	if (fresh.state < CONN_OPEN || reverse.proto == IPPROTO_UDP)
+		put_new(&reverse, &fresh, BPF_NOEXIST);
 	else
 		bpf_map_update_elem(&flows, &reverse, &fresh, BPF_NOEXIST);
 	return fresh.flags;
@@ -510,8 +549,8 @@ static __always_inline void set_state(struct conn *c, enum conn_state state, __u
 	c->flags = (c->flags & ~FIN_FLAGS) | fins;
 }
 
-/* Updates a flow's state in both entries. Call it if may_change_state allows. Returns whether the flow is open now: its
- * entries have moved, so that c is invalid. */
+/* Updates a flow's state in both entries. Call it if may_change_state allows. Returns whether its entries have moved to
+ * `flows`, so that c is invalid. */
 __noinline int update_state(const struct packet *p, struct conn *c)
 {
 	enum conn_state state = CONN_CLOSED, before;
@@ -524,7 +563,7 @@ __noinline int update_state(const struct packet *p, struct conn *c)
 	key = p->key;
 	reverse = other_key(&key, c);
 	before = c->state;
-	other = before < CONN_OPEN ? find_young_entry(&reverse) : find_entry(&reverse);
+	other = before < CONN_OPEN && key.proto != IPPROTO_UDP ? find_young_entry(&reverse) : find_entry(&reverse);
 	if (!is_reset(p))
 		state = next_state(p, c, other);
 	else if (!is_believed(p, c, other))
@@ -542,7 +581,7 @@ __noinline int update_state(const struct packet *p, struct conn *c)
 	set_state(c, state, fins);
 	if (other)
 		set_state(other, state, fins);
-	if (before >= CONN_OPEN || state < CONN_OPEN || state == CONN_CLOSED)
+	if (before >= CONN_OPEN || state < CONN_OPEN || state == CONN_CLOSED || key.proto == IPPROTO_UDP)
 		return false;
 	promote_entry(&reverse);
 	promote_entry(&key);

@@ -19,6 +19,9 @@
  * takes. */
 #define HANDSHAKES_MAX 65536
 
+/* 65,536 flows of two entries each. */
+#define UDP_FLOWS_MAX 131072
+
 /* Datagrams with fragments on the way; 983,936 bytes. */
 #define FRAGMENTS_MAX 8192
 
@@ -37,6 +40,14 @@ struct {
 	__type(key, struct conn_key);
 	__type(value, struct conn);
 } handshakes SEC(".maps");
+
+/* Flows of UDP, in all states: see flow.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, UDP_FLOWS_MAX);
+	__type(key, struct conn_key);
+	__type(value, struct conn);
+} udp_flows SEC(".maps");
 
 /* Flows of a build without `flows`, whose map the loader puts here and sets OLD_FLOWS. A flow moves to `flows` with its
  * next packet. Otherwise the map is empty and unused. */

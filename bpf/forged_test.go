@@ -214,13 +214,14 @@ func TestForgedSYN(t *testing.T) {
 	})
 }
 
-// A flood of SYNs, ten times as many as there is room for flows, ends no connection. Nor does one of datagrams, or of
-// packets in the middle of unknown connections.
+// A flood of SYNs, ten times as many as there is room for flows, ends no connection. Nor does one of datagrams, of datagrams that
+// their receiver answers and whose forged sender sends another, or of packets in the middle of unknown connections.
 func TestFloods(t *testing.T) {
 	const kept = 100
 	for name, c := range map[string]struct {
 		proto, flags uint8
-	}{"SYNs": {tcp, syn}, "ACKs": {tcp, ack}, "datagrams": {udp, 0}} {
+		answered     bool
+	}{"SYNs": {tcp, syn, false}, "ACKs": {tcp, ack, false}, "datagrams": {udp, 0, false}, "answered datagrams": {udp, 0, true}} {
 		t.Run(name, func(t *testing.T) {
 			inEachBalancer(t, sides["IPv4"], tcp, func(t *testing.T, b *balancer) {
 				t.Helper()
@@ -243,8 +244,17 @@ func TestFloods(t *testing.T) {
 					}
 					flood.src = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 66, byte(i >> 8), byte(i)}), uint16(2000+i>>16))
 					b.run(b.there, flood.bytes())
+					if c.answered {
+						answer := b.tcpBack(0).to(netip.AddrPortFrom(b.known.Addr(), flood.src.Port()))
+						if b.known == b.client {
+							answer = answer.to(flood.src)
+						}
+						answer.proto = udp
+						b.run(b.back, answer.bytes())
+						b.run(b.there, flood.bytes())
+					}
 				}
-				if n := len(b.entries(bpf.MapHandshakes)); n < room/20 {
+				if n := len(b.entries(bpf.MapHandshakes)) + len(b.entries(bpf.MapUDPFlows)); n < room/20 {
 					t.Fatalf("the flood has only %d entries", n)
 				}
 				for _, s := range kept {
@@ -314,8 +324,9 @@ func TestOldFlows(t *testing.T) {
 					b.answers(back)
 					b.sends(there)
 				}
+				want := map[uint8]string{tcp: bpf.MapFlows, udp: bpf.MapUDPFlows}[proto]
 				for _, key := range []bpf.ConnKey{connKey(b.client, b.vip, proto, 0), connKey(b.client, old, proto, 1)} {
-					if home := b.home(key); home != bpf.MapFlows {
+					if home := b.home(key); home != want {
 						t.Errorf("direction %d is in %q", key.Reply, home)
 					}
 				}

@@ -253,6 +253,7 @@ const (
 	gatewayMapSettings        = "settings"
 	gatewayMapSources         = "sources"
 	gatewayMapTables          = "tables"
+	gatewayMapUdpFlows        = "udp_flows"
 	gatewayMapUnknownFlows    = "unknown_flows"
 	gatewayMapVips            = "vips"
 	gatewayMapXdpDevices      = "xdp_devices"
@@ -335,6 +336,7 @@ type gatewayMapSpecs struct {
 	Settings        *ebpf.MapSpec `ebpf:"settings"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
 	Tables          *ebpf.MapSpec `ebpf:"tables"`
+	UdpFlows        *ebpf.MapSpec `ebpf:"udp_flows"`
 	UnknownFlows    *ebpf.MapSpec `ebpf:"unknown_flows"`
 	Vips            *ebpf.MapSpec `ebpf:"vips"`
 	XdpDevices      *ebpf.MapSpec `ebpf:"xdp_devices"`
@@ -391,6 +393,7 @@ type gatewayMaps struct {
 	Settings        *ebpf.Map `ebpf:"settings"`
 	Sources         *ebpf.Map `ebpf:"sources"`
 	Tables          *ebpf.Map `ebpf:"tables"`
+	UdpFlows        *ebpf.Map `ebpf:"udp_flows"`
 	UnknownFlows    *ebpf.Map `ebpf:"unknown_flows"`
 	Vips            *ebpf.Map `ebpf:"vips"`
 	XdpDevices      *ebpf.Map `ebpf:"xdp_devices"`
@@ -421,6 +424,7 @@ func (m *gatewayMaps) Close() error {
 		m.Settings,
 		m.Sources,
 		m.Tables,
+		m.UdpFlows,
 		m.UnknownFlows,
 		m.Vips,
 		m.XdpDevices,

@@ -163,7 +163,7 @@ static __always_inline struct conn *translate_ends(struct ends *e, const struct 
 
 	__builtin_memcpy(key.client, ADDR(reply ? e->destination : e->source), sizeof(key.client));
 	__builtin_memcpy(key.server, ADDR(reply ? e->source : e->destination), sizeof(key.server));
-	c = bpf_map_lookup_elem(&flows, &key);
+	c = key.proto == IPPROTO_UDP ? bpf_map_lookup_elem(&udp_flows, &key) : bpf_map_lookup_elem(&flows, &key);
 	if (!c || c->state < CONN_OPEN || is_due(c))
 		return NULL;
 	follow_window(f->flags, f->ack, f->window, c);

@@ -55,6 +55,33 @@ func FindOldFlows(dirs []string, first bool) (capacity uint32, err error) {
 	return 0, nil
 }
 
+// CopyUDPFlows copies the flows of UDP to the new map MapUDPFlows from the maps in which a build without it has them.
+func CopyUDPFlows(to *ebpf.Map, from ...*ebpf.Map) error {
+	const batch = 4096
+	keys, values := make([]ConnKey, batch), make([]Conn, batch)
+	for _, m := range from {
+		var cursor ebpf.MapBatchCursor
+		for {
+			n, err := m.BatchLookup(&cursor, keys, values, nil)
+			for i := range n {
+				if keys[i].Proto != unix.IPPROTO_UDP {
+					continue
+				}
+				if err := to.Update(keys[i], values[i], ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+					return fmt.Errorf("copy a flow of UDP: %w", err)
+				}
+			}
+			if errors.Is(err, ebpf.ErrKeyNotExist) {
+				break
+			}
+			if err != nil {
+				return fmt.Errorf("read flows of another version: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
 // holdsFlow reports whether an older build's map holds a flow that has not timed out.
 func holdsFlow(m *ebpf.Map) (bool, error) {
 	var now unix.Timespec

@@ -198,8 +198,12 @@ static __noinline int remove_entry(const struct conn_key *key)
 {
 	struct conn_key k = *key;
 
-	bpf_map_delete_elem(&flows, &k);
-	bpf_map_delete_elem(&handshakes, &k);
+	if (k.proto == IPPROTO_UDP) {
+		bpf_map_delete_elem(&udp_flows, &k);
+	} else {
+		bpf_map_delete_elem(&flows, &k);
+		bpf_map_delete_elem(&handshakes, &k);
+	}
 	if (OLD_FLOWS)
 		bpf_map_delete_elem(&conns, &k);
 	return 0;
@@ -397,7 +401,7 @@ static __noinline struct conn *create_conn(struct __sk_buff *skb, const struct p
 		/* The reply entry comes first: otherwise a fast reply would find no flow. */
 		if (!store_reply(skb, p, c))
 			return NULL;
-		if (ended ? store_entry(&p->key, c) : bpf_map_update_elem(&handshakes, &p->key, c, BPF_ANY))
+		if (ended ? store_entry(&p->key, c) : put_new(&p->key, c, BPF_ANY))
 			return NULL;
 	}
 	emit_event(&p->key, be, choice);

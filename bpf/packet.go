@@ -61,6 +61,7 @@ const (
 const (
 	MapFlows          = packetMapFlows
 	MapHandshakes     = packetMapHandshakes
+	MapUDPFlows       = packetMapUdpFlows
 	MapConns          = packetMapConns
 	MapFragments      = packetMapFragments
 	MapDevices        = packetMapDevices

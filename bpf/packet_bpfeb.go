@@ -257,6 +257,7 @@ const (
 	packetMapServices       = "services"
 	packetMapSettings       = "settings"
 	packetMapSlots          = "slots"
+	packetMapUdpFlows       = "udp_flows"
 	packetProgFromClient    = "from_client"
 	packetProgFromNetwork   = "from_network"
 	packetProgToClient      = "to_client"
@@ -339,6 +340,7 @@ type packetMapSpecs struct {
 	Services       *ebpf.MapSpec `ebpf:"services"`
 	Settings       *ebpf.MapSpec `ebpf:"settings"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
+	UdpFlows       *ebpf.MapSpec `ebpf:"udp_flows"`
 }
 
 // packetVariableSpecs contains global variables before they are loaded into the kernel.
@@ -391,6 +393,7 @@ type packetMaps struct {
 	Services       *ebpf.Map `ebpf:"services"`
 	Settings       *ebpf.Map `ebpf:"settings"`
 	Slots          *ebpf.Map `ebpf:"slots"`
+	UdpFlows       *ebpf.Map `ebpf:"udp_flows"`
 }
 
 func (m *packetMaps) Close() error {
@@ -417,6 +420,7 @@ func (m *packetMaps) Close() error {
 		m.Services,
 		m.Settings,
 		m.Slots,
+		m.UdpFlows,
 	)
 }
 

@@ -113,7 +113,7 @@ func loadOnce(read func() (*ebpf.CollectionSpec, error)) func() (*ebpf.Collectio
 		if err != nil {
 			return nil, err
 		}
-		for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes, bpf.MapConns} {
+		for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes, bpf.MapUDPFlows, bpf.MapConns} {
 			spec.Maps[name].MaxEntries = 4096 // these maps are preallocated
 		}
 		if err := spec.Variables[bpf.VarOldFlows].Set(uint32(1)); err != nil {
@@ -170,10 +170,13 @@ func (p *path) clear(name string, m *ebpf.Map) {
 	}
 }
 
+// homes are the maps of flows.
+var homes = []string{bpf.MapFlows, bpf.MapHandshakes, bpf.MapUDPFlows}
+
 // clearFlows deletes all flows.
 func (p *path) clearFlows() {
 	p.t.Helper()
-	for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes} {
+	for _, name := range homes {
 		p.clear(name, p.coll.Maps[name])
 	}
 }
@@ -293,11 +296,11 @@ func (p *path) states(s side, proto uint8) (there, back bpf.ConnState) {
 // entry returns an entry of a flow.
 func (p *path) entry(key bpf.ConnKey) (c bpf.Conn) {
 	p.t.Helper()
-	err := p.coll.Maps[bpf.MapFlows].Lookup(key, &c)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		err = p.coll.Maps[bpf.MapHandshakes].Lookup(key, &c)
+	home := p.home(key)
+	if home == "" {
+		p.t.Fatalf("no map has the flow of %v", key)
 	}
-	if err != nil {
+	if err := p.coll.Maps[home].Lookup(key, &c); err != nil {
 		p.t.Fatalf("flow of %v: %v", key, err)
 	}
 	return c
@@ -307,7 +310,7 @@ func (p *path) entry(key bpf.ConnKey) (c bpf.Conn) {
 func (p *path) home(key bpf.ConnKey) string {
 	p.t.Helper()
 	var c bpf.Conn
-	for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes} {
+	for _, name := range homes {
 		if p.coll.Maps[name].Lookup(key, &c) == nil {
 			return name
 		}
@@ -324,7 +327,7 @@ func (p *path) forget(key bpf.ConnKey) {
 // age makes all flows older, as if no packet had come for so long.
 func (p *path) age(by time.Duration) {
 	p.t.Helper()
-	for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes} {
+	for _, name := range homes {
 		var key bpf.ConnKey
 		var c bpf.Conn
 		for it := p.coll.Maps[name].Iterate(); it.Next(&key, &c); {
@@ -1176,8 +1179,10 @@ func TestPacketDirectConnection(t *testing.T) {
 // flows returns all entries of flows.
 func (p *path) flows() map[bpf.ConnKey]bpf.Conn {
 	p.t.Helper()
-	all := p.entries(bpf.MapHandshakes)
-	maps.Copy(all, p.entries(bpf.MapFlows))
+	all := map[bpf.ConnKey]bpf.Conn{}
+	for _, name := range homes {
+		maps.Copy(all, p.entries(name))
+	}
 	return all
 }
 

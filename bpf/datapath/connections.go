@@ -38,7 +38,7 @@ func (r *Reader) Connections(limit int) (found []Connection, err error) {
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
-	for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes} {
+	for _, name := range []string{bpf.MapFlows, bpf.MapUDPFlows, bpf.MapHandshakes} {
 		if found, err = r.appendConnections(found, limit, name, time.Duration(now.Nano())); err != nil {
 			return nil, err
 		}

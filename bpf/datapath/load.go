@@ -85,6 +85,7 @@ func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 	if err := l.findOldFlows(spec); err != nil {
 		return err
 	}
+	_, noUDP := os.Stat(l.pins.mapPath(bpf.MapUDPFlows))
 	for key, ms := range spec.Maps {
 		name := l.mapName(key, ms)
 		if key == ".rodata" {
@@ -109,6 +110,9 @@ func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 				path, err, ErrIncompatible)
 		}
 	}
+	if l.maps[bpf.MapUDPFlows] != nil && errors.Is(noUDP, fs.ErrNotExist) {
+		return bpf.CopyUDPFlows(l.maps[bpf.MapUDPFlows], l.maps[bpf.MapFlows], l.maps[bpf.MapHandshakes])
+	}
 	return nil
 }
 
@@ -117,7 +121,7 @@ func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 func (l *loader) newMap(name string, ms *ebpf.MapSpec) error {
 	var m *ebpf.Map
 	var err error
-	if slices.Contains([]string{bpf.MapFlows, bpf.MapHandshakes, bpf.MapConns, bpf.MapFragments, bpf.MapRoutedClients}, name) {
+	if slices.Contains([]string{bpf.MapFlows, bpf.MapHandshakes, bpf.MapUDPFlows, bpf.MapConns, bpf.MapFragments, bpf.MapRoutedClients}, name) {
 		if m, err = l.share(name, ms); err != nil {
 			return err
 		}

@@ -20,7 +20,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// DefaultFlows is the default capacity in connections. Memory is allocated up front, 672 bytes for each.
+// DefaultFlows is the default capacity in connections. There is room for half as many flows of UDP. Memory is allocated up front,
+// 1,008 bytes for each connection.
 const DefaultFlows = 131072
 
 // entriesPerFlow is the maximum number of map entries of a connection (bpf/gateway.bpf.c).
@@ -34,8 +35,8 @@ type Config struct {
 	// global unicast address.
 	Devices []string
 	XDP     XDP
-	// Flows is the capacity in connections when the map is created; 0 means DefaultFlows. A full map evicts the
-	// connection that was idle for longest.
+	// Flows is the capacity in connections when the maps are created, and half that in flows of UDP; 0 means DefaultFlows. A full
+	// map evicts the connection that was idle for longest.
 	Flows int
 	Log   *slog.Logger
 }

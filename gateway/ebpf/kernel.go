@@ -50,10 +50,12 @@ func load(bpffs string, flows int, v version) (k *kernel, err error) {
 		return nil, err
 	}
 	spec.Maps[bpf.MapFlows].MaxEntries = uint32(flows * entriesPerFlow)
+	spec.Maps[bpf.MapUDPFlows].MaxEntries = uint32(flows * entriesPerFlow / 2)
 	conns, err := k.findOldFlows(spec)
 	if err != nil {
 		return nil, err
 	}
+	_, noUDP := os.Stat(filepath.Join(k.mapsDir(), bpf.MapUDPFlows))
 	for name, ms := range spec.Maps {
 		if strings.HasPrefix(name, ".") {
 			continue // constants belong to the program
@@ -63,6 +65,11 @@ func load(bpffs string, flows int, v version) (k *kernel, err error) {
 			pin = conns
 		}
 		if k.maps[name], err = k.openMap(pin, ms); err != nil {
+			return nil, errors.Join(err, k.close())
+		}
+	}
+	if errors.Is(noUDP, fs.ErrNotExist) {
+		if err := bpf.CopyUDPFlows(k.maps[bpf.MapUDPFlows], k.maps[bpf.MapFlows], k.maps[bpf.MapHandshakes]); err != nil {
 			return nil, errors.Join(err, k.close())
 		}
 	}

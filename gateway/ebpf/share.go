@@ -49,7 +49,7 @@ func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) erro
 	for ctx.Err() == nil {
 		if now := time.Now(); now.After(resendAt) || b.lost() != lost {
 			resendAt, lost = now.Add(resendInterval), b.lost()
-			if err := b.sendAll(bpf.MapFlows, send); err != nil {
+			if err := errors.Join(b.sendAll(bpf.MapFlows, send), b.sendAll(bpf.MapUDPFlows, send)); err != nil {
 				return err
 			}
 		}
@@ -94,7 +94,7 @@ func (b *Balancer) lost() (n uint64) {
 
 // All sends all flows of this gateway that another one can continue, until send fails. It is safe for concurrent use.
 func (b *Balancer) All(send func(flows.Flow) error) error {
-	return errors.Join(b.sendAll(bpf.MapHandshakes, send), b.sendAll(bpf.MapFlows, send))
+	return errors.Join(b.sendAll(bpf.MapHandshakes, send), b.sendAll(bpf.MapUDPFlows, send), b.sendAll(bpf.MapFlows, send))
 }
 
 // sendAll sends the flows of one map.
@@ -256,7 +256,11 @@ func (b *Balancer) storeFlow(f *flows.Flow, proto uint8, c bpf.GatewayConn) erro
 
 // storeUnlessOwn stores an entry, unless a flow of this gateway has the key.
 func (b *Balancer) storeUnlessOwn(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error {
-	m := b.k.maps[bpf.MapFlows]
+	name := bpf.MapFlows
+	if key.Proto == unix.IPPROTO_UDP {
+		name = bpf.MapUDPFlows
+	}
+	m := b.k.maps[name]
 	err := m.Update(key, c, ebpf.UpdateNoExist)
 	if !errors.Is(err, ebpf.ErrKeyExist) {
 		return err

@@ -45,7 +45,7 @@ type predecessor struct {
 }
 
 // shared names the maps that ABIs share if their layouts are equal.
-var shared = []string{bpf.MapFlows, bpf.MapHandshakes, bpf.MapConns, bpf.MapFragments, bpf.MapAffinities, bpf.MapRefusals}
+var shared = []string{bpf.MapFlows, bpf.MapHandshakes, bpf.MapUDPFlows, bpf.MapConns, bpf.MapFragments, bpf.MapAffinities, bpf.MapRefusals}
 
 // otherMaps lists the map folders of other ABIs.
 func (k *kernel) otherMaps() ([]string, error) {

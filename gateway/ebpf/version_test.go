@@ -77,10 +77,19 @@ func TestVersionsUnderTraffic(t *testing.T) {
 	}
 }
 
-// An upgrade from a build whose flows have no windows loses no datagram and no connection.
+// An upgrade from a build whose flows have no windows, or whose flows of UDP are among the connections, loses no datagram and no
+// connection.
 func TestFlowsOfOlderBuild(t *testing.T) {
-	for name, way := range map[string]desired.Return{"routed": desired.Routed, "SNAT": desired.SNAT} {
+	for name, c := range map[string]struct {
+		way   desired.Return
+		older func(dir string) error
+	}{
+		"routed":              {desired.Routed, oldflowstest.Demote},
+		"SNAT":                {desired.SNAT, oldflowstest.Demote},
+		"routed, UDP with it": {desired.Routed, oldflowstest.Unite},
+	} {
 		t.Run(name, func(t *testing.T) {
+			way := c.way
 			w := newTestbed(t)
 			w.serve()
 			w.check(w.applyTo(0, state(way, 1, 2)))
@@ -90,7 +99,7 @@ func TestFlowsOfOlderBuild(t *testing.T) {
 				before := q.asked.Load()
 				w.until(func() bool { return q.asked.Load() > before+200 || q.lost.Load() > 0 }, "traffic goes on")
 				w.check(w.balancers[0].Close(context.Background(), false))
-				w.check(oldflowstest.Demote(w.balancers[0].k.mapsDir()))
+				w.check(c.older(w.balancers[0].k.mapsDir()))
 				w.openVersion(0, ours(t, true))
 				w.check(w.applyTo(0, s))
 			}

@@ -24,12 +24,37 @@ func Demote(dir string) error {
 	}
 	defer old.Close()
 	// Flows that have not moved from conns yet come first: a newer entry replaces theirs.
-	for _, name := range []string{bpf.MapConns, bpf.MapNoConns, bpf.MapHandshakes, bpf.MapFlows} {
+	for _, name := range []string{bpf.MapConns, bpf.MapNoConns, bpf.MapHandshakes, bpf.MapUDPFlows, bpf.MapFlows} {
 		if err := demoteMap(filepath.Join(dir, name), old); err != nil {
 			return err
 		}
 	}
 	return old.Pin(filepath.Join(dir, bpf.MapConns))
+}
+
+// Unite moves the flows of UDP in a folder of pinned maps to those of connections, where a build without bpf.MapUDPFlows has
+// them.
+func Unite(dir string) error {
+	udp := filepath.Join(dir, bpf.MapUDPFlows)
+	from, err := ebpf.LoadPinnedMap(udp, nil)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := ebpf.LoadPinnedMap(filepath.Join(dir, bpf.MapFlows), nil)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	var key bpf.ConnKey
+	var value bpf.Conn
+	it := from.Iterate()
+	for it.Next(&key, &value) {
+		if err := to.Put(key, value); err != nil {
+			return err
+		}
+	}
+	return errors.Join(it.Err(), os.Remove(udp))
 }
 
 // demoteMap copies the start of each value of a pinned map, if there is one, and removes the pin.
