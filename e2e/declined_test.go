@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,22 +31,34 @@ metadata: {name: declined, namespace: ` + namespace + `, annotations: {` + v1alp
 			t.Error(err)
 		}
 	})
-	said, err := bed.Kubectl(ctx, "b", "get", "service", "declined", "--namespace", namespace, "--output", "jsonpath={.spec.clusterIPs[*]}")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for text := range strings.FieldsSeq(said) {
-		qtype := "A"
-		if netip.MustParseAddr(text).Is6() {
-			qtype = "AAAA"
-		}
-		for _, m := range testbed.Members() {
-			resolvesTo(t, m, qtype, "declined."+namespace+".svc.clusterset.local", text)
-		}
+	for _, m := range testbed.Members() {
+		leadsToClusterIPs(t, m, "b", "declined")
 	}
 	for _, m := range testbed.Members() {
 		answers(t, m, "b", "--tcp", fqdn("declined", 42))
 		answers(t, m, "b", "--udp", fqdn("declined", 42))
+	}
+}
+
+// clusterIPs returns the ClusterIPs of a member's Service, in the order of strings.
+func clusterIPs(t *testing.T, member, service string) []string {
+	t.Helper()
+	said, err := bed.Kubectl(t.Context(), member, "get", "service", service, "--namespace", namespace, "--output", "jsonpath={.spec.clusterIPs[*]}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Sorted(strings.FieldsSeq(said))
+}
+
+// leadsToClusterIPs checks that a Service without a VIP, exported by exporter alone, has exporter's ClusterIPs in member's DNS.
+func leadsToClusterIPs(t *testing.T, member, exporter, service string) {
+	t.Helper()
+	for _, text := range clusterIPs(t, exporter, service) {
+		qtype := "A"
+		if netip.MustParseAddr(text).Is6() {
+			qtype = "AAAA"
+		}
+		resolvesTo(t, member, qtype, service+"."+namespace+".svc.clusterset.local", text)
 	}
 }
 

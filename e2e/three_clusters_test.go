@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/isthmus-net/isthmus/tools/conformance"
@@ -16,7 +17,8 @@ import (
 var onlyB string
 
 // TestClusterJoinsAndLeavesUnderTraffic: while a's pod asks for a Service of b, and for one of a and b, cluster
-// c joins, exports the second one too, unexports it, exports it again and leaves. No request fails.
+// c joins, exports the second one too, unexports it, exports it again, joins again with Lighthouse's profile and leaves. No request
+// fails.
 func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -75,6 +77,7 @@ func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 	ctl(testbed.Guest, "unexport", "service", "echo", "--namespace", namespace)
 	withdrawn()
 	offer()
+	lighthouseProfile(t)
 	must(bed.Leave(ctx, testbed.Guest))
 	withdrawn()
 	left, err := bed.Kubectl(ctx, testbed.Guest, "get", "serviceimports,endpointslices", "--all-namespaces",
@@ -97,6 +100,58 @@ func namesOfClusters(t *testing.T) {
 		if output, err := inPod(t.Context(), "a", "nslookup", of+"."); err == nil {
 			t.Errorf("a also knows %s:\n%s", of, output)
 		}
+	}
+}
+
+// lighthouseProfile lets the guest join again with Lighthouse's profile and with the ClusterIPs of its Services as endpoints, which
+// the network routes. Its Service that others export too keeps their VIP, and a's connections to it still reach the guest. One that
+// it alone exports has no VIP: its name leads a's clients to its ClusterIPs.
+func lighthouseProfile(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	routeServices(t, "a", testbed.Guest)
+	settings := func(ctx context.Context, profile, endpoints string) {
+		t.Helper()
+		if _, err := bed.Isthmusctl(ctx, "broker", "deploy-broker", "--profile="+profile, "--endpoints="+endpoints); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settings(ctx, "lighthouse", "service-vip")
+	err := bed.Join(ctx, testbed.Guest)
+	settings(context.WithoutCancel(ctx), "kep", "pods") // those of a and b, which have not joined again
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"restart"}, {"status", "--timeout=90s"}} { // the controller reads these settings at its start
+		if _, err := bed.Kubectl(ctx, testbed.Guest, append([]string{"rollout", args[0], "deployment/isthmus-controller", "--namespace", testbed.Namespace}, args[1:]...)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	export := `
+---
+apiVersion: multicluster.x-k8s.io/v1beta1
+kind: ServiceExport
+metadata: {name: lit, namespace: ` + namespace + `}
+`
+	if err := bed.Apply(ctx, testbed.Guest, behind("lit", ports42)+export); err != nil {
+		t.Fatal(err)
+	}
+	err = testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		said, err := bed.Kubectl(ctx, "a", "get", "endpointslices", "--namespace", namespace, "--output", "jsonpath={.items[*].endpoints[*].addresses[*]}",
+			"--selector", "multicluster.kubernetes.io/service-name=echo,multicluster.kubernetes.io/source-cluster="+testbed.Guest)
+		if have, want := strings.Fields(said), clusterIPs(t, testbed.Guest, "echo"); err == nil && !slices.Equal(slices.Sorted(slices.Values(have)), want) {
+			err = fmt.Errorf("a has endpoints %v of %s, want its ClusterIPs %v", have, testbed.Guest, want)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	leadsToClusterIPs(t, "a", testbed.Guest, "lit")
+	answers(t, "a", testbed.Guest, "--tcp", fqdn("lit", 42))
+	answers(t, "a", testbed.Guest, "--udp", fqdn("lit", 42))
+	if err := reaches(ctx, podClient, "a", "b", testbed.Guest); err != nil {
+		t.Error(err)
 	}
 }
 
