@@ -2,9 +2,9 @@
 /*
  * Flow tracking. A flow has two entries, one for each direction, and each entry holds the key of the other. They are in
  * `handshakes` until both sides have spoken, and then in `flows`; those of UDP are always in `udp_flows`. A packet
- *needs only the entry of its own direction. Once a second it also refreshes the other entry, so that both have the same
- *age, the LRU evicts neither long before the other, and an evicted entry is created again. A state change is written to
- *both entries.
+ * needs only the entry of its own direction. Once a second it also refreshes the other entry, so that both have the
+ * same age, the LRU evicts neither long before the other, and an evicted entry is created again. A state change is
+ * written to both entries.
  *
  * An attacker can forge a packet with the addresses and ports of a flow, but does not know its sequence numbers:
  *
@@ -23,7 +23,7 @@
  * its entries for six hours, and those of every other gateway.
  *
  * A datagram has no sequence number. Two forged ones, and an answer in between, open a flow. In a table of their own
- *such flows evict no connection, and among themselves first those that were idle for longest.
+ * such flows evict no connection, and among themselves first those that were idle for longest.
  */
 #ifndef ISTHMUS_FLOW_H
 #define ISTHMUS_FLOW_H
