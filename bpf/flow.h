@@ -205,20 +205,21 @@ static __always_inline void move_old_entry(const struct conn_key *key)
 	bpf_map_delete_elem(&conns, key);
 }
 
-/* Finds an entry of an older build's UDP flow. */
-static __noinline struct conn *find_old_udp_entry(const struct conn_key *key)
+/* Moves an entry of an older build's map, given a key in any memory: Linux 6.1 accepts no map key in memory that the
+ * caller passed. */
+static __noinline int move_old_entry_of(const struct conn_key *key)
 {
-	struct conn_key k = *key; /* Linux 6.1 accepts no map key in memory that the caller passed */
+	struct conn_key k = *key;
 
 	move_old_entry(&k);
-	return bpf_map_lookup_elem(&udp_flows, &k);
+	return 0;
 }
 
 /* Finds an entry, in `handshakes` first: that of a handshake's packet, or the other entry of a flow in one. Entries
  * move from there to `flows`, so that no third look is needed. */
 static __noinline struct conn *find_young_entry(const struct conn_key *key)
 {
-	struct conn_key k = *key;
+	struct conn_key k = *key; /* see move_old_entry_of */
 	struct conn *c = bpf_map_lookup_elem(&handshakes, &k) ?: bpf_map_lookup_elem(&flows, &k);
 
 	if (c || !OLD_FLOWS)
@@ -245,7 +246,10 @@ static __always_inline struct conn *find_udp_entry(const struct conn_key *key)
 {
 	struct conn *c = bpf_map_lookup_elem(&udp_flows, key);
 
-	return c || !OLD_FLOWS ? c : find_old_udp_entry(key);
+	if (c || !OLD_FLOWS)
+		return c;
+	move_old_entry_of(key);
+	return bpf_map_lookup_elem(&udp_flows, key);
 }
 
 /* Finds an entry. */
@@ -266,7 +270,7 @@ static __always_inline struct conn *find_entry_of(const struct packet *p, const 
 static __always_inline bool is_taken(const struct conn_key *key)
 {
 	if (OLD_FLOWS)
-		return find_entry(key);
+		move_old_entry_of(key);
 	return key->proto != IPPROTO_UDP && bpf_map_lookup_elem(&flows, key);
 }
 

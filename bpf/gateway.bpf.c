@@ -327,6 +327,7 @@ static __always_inline void fill_entry(struct gateway_scratch *s, const __u8 add
 				       __u16 client_port)
 {
 	s->other = s->flow;
+	barrier(); /* otherwise clang keeps the whole copy on the stack, for which Linux 6.1 has no room */
 	__builtin_memcpy(s->other.addr, addr, sizeof(s->other.addr));
 	s->other.server_port = server_port;
 	s->other.client_port = client_port;
