@@ -194,12 +194,12 @@ func (p *pieces) Read(b []byte) (int, error) {
 }
 
 // OnlyYoung returns an error unless the lost connections are few, and began so shortly before the death of a gateway that
-// its peer did not know them: sending them takes some milliseconds (docs/gateway.md), and longer on a busy machine. first
-// and last are the times at which the lost connections began.
+// its peer did not know them: sending them takes some milliseconds (docs/gateway.md), and a tenth of a second on a busy machine.
+// first and last are the times at which the lost connections began.
 func OnlyYoung(lost int, first, last, death time.Time) error {
 	const (
 		young = time.Second
-		few   = 3
+		few   = 10 // of 100 in a second
 	)
 	if lost > few || lost > 0 && (first.Before(death.Add(-young)) || last.After(death)) {
 		return fmt.Errorf("%d connections are lost: the first of them began %s before the death, the last %s before it", lost, death.Sub(first), death.Sub(last))
