@@ -7,6 +7,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
+
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 func TestMain(m *testing.M) {
@@ -14,8 +16,16 @@ func TestMain(m *testing.M) {
 		runAsNode(dir)
 		return
 	}
-	testscript.Main(m, map[string]func(){"isthmus-agent": main})
+	testscript.Main(withServer{m}, map[string]func(){"isthmus-agent": main})
 }
+
+// server is the API server of tests that need a real one.
+var server apitest.Server
+
+// withServer runs the tests with it.
+type withServer struct{ tests *testing.M }
+
+func (w withServer) Run() int { return apitest.Run(w.tests, &server) }
 
 // TestCommandLine runs the scripts in testdata: commands, and the errors they print.
 func TestCommandLine(t *testing.T) {

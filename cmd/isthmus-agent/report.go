@@ -149,15 +149,16 @@ func (r *reporter) write(ctx context.Context, spec v1alpha1.NodeReportSpec) erro
 	if err := getObject(ctx, r.server, "/api/v1/nodes/"+r.node, &node); err != nil {
 		return fmt.Errorf("read Node %s: %w", r.node, err)
 	}
-	report := v1alpha1.NodeReport{
-		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeReport"},
-		ObjectMeta: metav1.ObjectMeta{
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": v1alpha1.GroupVersion.String(),
+		"kind":       "NodeReport",
+		"metadata": metav1.ObjectMeta{
 			Name: r.node, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: r.node, UID: node.UID}},
 		},
-		Spec: spec,
-	}
-	body, err := json.Marshal(report)
+		// Empty lists are written too: without any field, the API server would take the spec for null, and refuse it.
+		"spec": map[string][]string{"silent": append([]string{}, spec.Silent...), "answering": append([]string{}, spec.Answering...)},
+	})
 	if err != nil {
 		return fmt.Errorf("write NodeReport %s: %w", r.node, err)
 	}
