@@ -51,8 +51,8 @@ demo-gateway: ## the gateways' job, on a real cluster and a real Neutron; ends w
 demo-gateway-down: ## remove what demo-gateway made
 	go run ./e2e/demo/gateway down
 
-conformance-report: ## the MCS API's own suite against two real clusters; SUITE is a clone of its repository
-	go run ./e2e/conformance --suite $(or $(SUITE),../mcs-api)
+conformance-report: ## the MCS API's own suite against two real clusters; SUITE is a clone of its repository, FAMILIES such as ipv6-first
+	go run ./e2e/conformance --suite $(or $(SUITE),../mcs-api) --families=$(FAMILIES)
 
 bench-%: ## one benchmark, such as bench-dataplane
 	go run ./tools/bench $*

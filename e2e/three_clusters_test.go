@@ -13,8 +13,12 @@ import (
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
-//go:embed testdata/only-b.yaml
-var onlyB string
+var (
+	//go:embed testdata/only-b.yaml
+	onlyB string
+	//go:embed testdata/later.yaml
+	later string
+)
 
 // TestClusterJoinsAndLeavesUnderTraffic: while a's pod asks for a Service of b, and for one of a and b, cluster
 // c joins, exports the second one too, unexports it, exports it again, joins again with Lighthouse's profile and leaves. No request
@@ -74,6 +78,7 @@ func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 	}
 	offer()
 	namesOfClusters(t)
+	laterNode(t)
 	ctl(testbed.Guest, "unexport", "service", "echo", "--namespace", namespace)
 	withdrawn()
 	offer()
@@ -153,6 +158,37 @@ metadata: {name: lit, namespace: ` + namespace + `}
 	if err := reaches(ctx, podClient, "a", "b", testbed.Guest); err != nil {
 		t.Error(err)
 	}
+}
+
+// laterNode gives the guest a node after it has joined. In a supernet that its administrator has registered, the guest's controller
+// registers that node's pods, and a's clients reach them.
+func laterNode(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	var supernets []string
+	for _, cidr := range clusterOf(t, testbed.Guest).PodCIDRs() {
+		supernets = append(supernets, cidr.String())
+	}
+	if _, err := bed.Isthmusctl(ctx, "broker", "member", "set", testbed.Guest, "--pod-supernet", strings.Join(supernets, ",")); err != nil {
+		t.Fatal(err)
+	}
+	node, err := bed.AddNode(ctx, testbed.Guest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bed.Lab.RemoveNode(context.WithoutCancel(ctx), testbed.Guest); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := bed.Apply(ctx, testbed.Guest, strings.NewReplacer("NODE", node.Name, "CLUSTER_ID", testbed.Guest).Replace(later)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bed.Isthmusctl(ctx, testbed.Guest, "export", "service", "later", "--namespace", namespace); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, "a", testbed.Guest, "--tcp", fqdn("later", 42))
+	answers(t, "a", testbed.Guest, "--udp", fqdn("later", 42))
 }
 
 // serves waits until a Service answers by its name.

@@ -3,6 +3,7 @@
 //
 //	git clone https://github.com/kubernetes-sigs/mcs-api ../mcs-api
 //	go run ./e2e/conformance --suite ../mcs-api    # ends with "conformance: 27 of 27", exit 0
+//	go run ./e2e/conformance --suite ../mcs-api --families ipv6-first,ipv4-only
 //
 // The suite is not a part of this repository. It runs outside of both clusters, as an administrator of each.
 package main
@@ -22,6 +23,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/isthmus-net/isthmus/tools/lab/topology"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -39,12 +41,14 @@ func main() {
 	flag.StringVar(&r.out, "out", "bin/conformance", "the `folder` for report.yaml and report.html")
 	flag.StringVar(&r.version, "version", "devel", "the version of Isthmus, for the report")
 	flag.StringVar(&r.cfg.Name, "name", "conformance", "the `lab` to use; what already stands there is brought up to date")
+	families := flag.String("families", "", "the address `families` of both clusters, or of each: ipv6-first or ipv4-only; empty is both, IPv4 first")
 	flag.BoolVar(&r.keep, "keep", false, "leave the lab up")
 	flag.Usage = func() {
-		fmt.Fprint(flag.CommandLine.Output(), "usage: conformance [--suite DIR] [--out DIR] [--version VERSION] [--name LAB] [--keep]\nexample: go run ./e2e/conformance --suite ../mcs-api --version v0.1.0\n")
+		fmt.Fprint(flag.CommandLine.Output(), "usage: conformance [--suite DIR] [--out DIR] [--version VERSION] [--name LAB] [--families FAMILIES] [--keep]\nexample: go run ./e2e/conformance --suite ../mcs-api --version v0.1.0\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
+	r.cfg.Families = familiesOf(*families)
 	if err := r.run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "conformance: FAILED:", err)
 		os.Exit(1)
@@ -91,6 +95,19 @@ func (r run) run(ctx context.Context) (err error) {
 		failed = errors.Join(failed, errors.New("not every specification passed"))
 	}
 	return failed
+}
+
+// familiesOf reads the families of all members, or a list of those of each. The lab checks their values.
+func familiesOf(text string) map[string]topology.Families {
+	all := map[string]topology.Families{}
+	first, rest, each := strings.Cut(text, ",")
+	for _, member := range testbed.Members() {
+		all[member] = topology.Families(first)
+		if each {
+			first, rest, _ = strings.Cut(rest, ",")
+		}
+	}
+	return all
 }
 
 // checkSuite returns an error unless dir is a clone of the suite's repository.

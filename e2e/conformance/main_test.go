@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/isthmus-net/isthmus/tools/lab/topology"
 )
 
 func TestCheckSuite(t *testing.T) {
@@ -34,6 +36,20 @@ func TestCheckSuite(t *testing.T) {
 				t.Errorf("the error is %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestFamiliesOf(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string][2]topology.Families{
+		"":                     {topology.IPv4First, topology.IPv4First},
+		"ipv6-first":           {topology.IPv6First, topology.IPv6First},
+		"ipv6-first,ipv4-only": {topology.IPv6First, topology.IPv4Only},
+		",ipv4-only":           {topology.IPv4First, topology.IPv4Only},
+	} {
+		if have := familiesOf(text); have["a"] != want[0] || have["b"] != want[1] {
+			t.Errorf("%q: %v, want %q", text, have, want)
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,6 +51,8 @@ type Config struct {
 	Name  string // of the lab; testbeds of different names share nothing
 	Guest bool   // whether there is a cluster Guest
 	Zone  string // label of all nodes; empty means none
+	// Families are the address families of members; by default both, IPv4 first.
+	Families map[string]topology.Families
 	// AgentArgs are further flags of the agents, by member.
 	AgentArgs map[string][]string
 	// Federation says that controllers do their part in a federation as soon as there is one.
@@ -66,7 +69,9 @@ type Testbed struct {
 	bin    string // directory of isthmusctl and helm
 	root   string // of this repository
 	digest string // of the images that Up has loaded
-	start  time.Time
+
+	archives []string // files of these images
+	start    time.Time
 
 	mu      sync.Mutex                      // guards all below
 	clients map[string]kubernetes.Interface // by cluster
@@ -83,10 +88,9 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 	if _, err := os.Stat(tb.Lab.Dir()); err == nil {
 		tb.Step("lab %q stands already: bring it up to date", cfg.Name)
 	}
-	var archives []string
 	both, bothCtx := errgroup.WithContext(ctx) // a lab that comes up waits a lot
 	both.Go(func() (err error) {
-		archives, err = tb.build(bothCtx)
+		tb.archives, err = tb.build(bothCtx)
 		return err
 	})
 	both.Go(func() error {
@@ -99,10 +103,10 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 		return nil, err
 	}
 	tb.Step("load the images into every node")
-	if err := tb.Lab.LoadImages(ctx, archives...); err != nil {
+	if err := tb.Lab.LoadImages(ctx, tb.archives...); err != nil {
 		return nil, fmt.Errorf("load images: %w", err)
 	}
-	if tb.digest, err = digestOf(archives); err != nil {
+	if tb.digest, err = digestOf(tb.archives); err != nil {
 		return nil, err
 	}
 	if err := tb.labelZone(ctx); err != nil {
@@ -117,6 +121,15 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 		return nil, err
 	}
 	return tb, nil
+}
+
+// AddNode adds a node to a cluster, with all images. No other method may run meanwhile. The caller removes it by Lab.RemoveNode.
+func (tb *Testbed) AddNode(ctx context.Context, cluster string) (topology.Node, error) {
+	n, err := tb.Lab.AddNode(ctx, cluster)
+	if err != nil {
+		return n, fmt.Errorf("add a node to %s: %w", cluster, err)
+	}
+	return n, tb.Lab.LoadImages(ctx, tb.archives...)
 }
 
 // Down removes the testbed called name. Nothing of it is left.
@@ -136,15 +149,29 @@ func open(ctx context.Context, cfg Config) (*Testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	var shape string // the default one
-	if cfg.Guest {
-		shape = topology.Default + " " + Guest + ":1"
-	}
-	l, err := cluster.Open(cluster.Config{Name: cfg.Name, Topology: shape, Progress: cfg.Progress})
+	l, err := cluster.Open(cluster.Config{Name: cfg.Name, Topology: shape(cfg), Progress: cfg.Progress})
 	if err != nil {
 		return nil, fmt.Errorf("open lab %s: %w", cfg.Name, err)
 	}
 	return &Testbed{Lab: l, cfg: cfg, bin: filepath.Join(root, "bin"), root: root, start: time.Now(), clients: map[string]kubernetes.Interface{}, tasks: map[string]string{}}, nil
+}
+
+// shape returns the topology of cfg, "" for the default one.
+func shape(cfg Config) string {
+	shape := topology.Default
+	if cfg.Guest {
+		shape += " " + Guest + ":1"
+	}
+	for _, member := range Members() {
+		if f := cfg.Families[member]; f != topology.IPv4First {
+			nodes := regexp.MustCompile(`\b` + member + `:[0-9]`)
+			shape = nodes.ReplaceAllString(shape, "${0}/"+string(f))
+		}
+	}
+	if shape == topology.Default {
+		return "" // that of a lab which stands already
+	}
+	return shape
 }
 
 // repository finds the root of this module, from anywhere inside of it.

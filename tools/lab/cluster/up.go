@@ -79,6 +79,69 @@ func (l *Lab) Up(ctx context.Context) error {
 	return nil
 }
 
+// AddNode adds a node to a cluster, as an autoscaler would, and returns when it is ready. Nothing else changes. No other method may
+// run meanwhile.
+func (l *Lab) AddNode(ctx context.Context, cluster string) (topology.Node, error) {
+	grown, n, err := l.topology.Grow(cluster)
+	if err != nil {
+		return n, err
+	}
+	unlock, err := l.lock()
+	if err != nil {
+		return n, err
+	}
+	defer unlock()
+	b, err := l.build(ctx)
+	if err != nil {
+		return n, err
+	}
+	l.topology, l.settings.Topology = grown, grown.String()
+	if err := errors.Join(l.writeSettings(), l.fabric.Up(ctx, grown)); err != nil {
+		return n, err
+	}
+	c, _ := grown.Cluster(cluster)
+	client, err := l.client(cluster)
+	if err != nil {
+		return n, err
+	}
+	plan := l.plan(c)
+	if err := l.prepareNode(ctx, plan, n, b); err != nil {
+		return n, err
+	}
+	if err := register(ctx, client, n); err != nil {
+		return n, fmt.Errorf("register node %s: %w", n.Name, err)
+	}
+	if err := start(l.machine(n.Name), plan.Agents(n)); err != nil {
+		return n, err
+	}
+	return n, waitFor(ctx, "nodes", func(ctx context.Context) error { return nodesReady(ctx, client, len(c.Nodes)) })
+}
+
+// RemoveNode removes the last node of a cluster with its Node object. No other method may run meanwhile.
+func (l *Lab) RemoveNode(ctx context.Context, cluster string) error {
+	shrunk, n, err := l.topology.Shrink(cluster)
+	if err != nil {
+		return err
+	}
+	unlock, err := l.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	client, err := l.client(cluster)
+	if err != nil {
+		return err
+	}
+	if err := client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete node %s: %w", n.Name, err)
+	}
+	if err := l.removeMachine(ctx, n.Name); err != nil {
+		return err
+	}
+	l.topology, l.settings.Topology = shrunk, shrunk.String()
+	return l.writeSettings()
+}
+
 func preflight() error {
 	if os.Geteuid() != 0 {
 		return errors.New("the lab makes namespaces and mounts: run it as root (sudo -E)")
@@ -320,11 +383,15 @@ func (l *Lab) joinNodes(ctx context.Context, client kubernetes.Interface, plan k
 // register makes the Node object before the kubelet would, because only its maker may say
 // which pod addresses it has.
 func register(ctx context.Context, client kubernetes.Interface, n topology.Node) error {
+	var cidrs []string
+	for _, p := range n.PodCIDRs() {
+		cidrs = append(cidrs, p.String())
+	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: kube.Labels(n)},
 		Spec: corev1.NodeSpec{
-			PodCIDR:  n.PodIPv4.String(),
-			PodCIDRs: []string{n.PodIPv4.String(), n.PodIPv6.String()},
+			PodCIDR:  cidrs[0],
+			PodCIDRs: cidrs,
 		},
 	}
 	_, err := client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})

@@ -1,7 +1,7 @@
 // Package topology says which clusters and machines a lab has and which addresses they get.
 //
-// In: a text such as "a:2 b:1 broker:0" (cluster a with two nodes, b with one, and broker,
-// a control plane without nodes). Out: a Topology, whose addresses follow from the position
+// In: a text such as "a:2 b:1/ipv4-only broker:0" (cluster a with two nodes, b with one and without
+// IPv6, and broker, a control plane without nodes). Out: a Topology, whose addresses follow from the position
 // of a cluster (i, 1..9) and of a node in it (j, 1..9) alone:
 //
 //	control plane of i   10.200.0.<i>0     fd00:200::<i>0
@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -44,11 +45,34 @@ var clusterName = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,9}[a-z0-9])?$`)
 // Topology is an ordered list of clusters. The order decides addresses.
 type Topology []Cluster
 
+// Families are the address families of a cluster's Services, pods and nodes. The machines' network always has both.
+type Families string
+
+// The values of Families.
+const (
+	IPv4First Families = "" // both; an address of either comes first where Kubernetes prefers one
+	IPv6First Families = "ipv6-first"
+	IPv4Only  Families = "ipv4-only"
+)
+
+// ordered returns what a cluster of these families has of v4 and v6, the preferred one first.
+func ordered[T any](f Families, v4, v6 T) []T {
+	switch f {
+	case IPv6First:
+		return []T{v6, v4}
+	case IPv4Only:
+		return []T{v4}
+	default:
+		return []T{v4, v6}
+	}
+}
+
 // Cluster is one Kubernetes cluster: a control plane and Nodes.
 type Cluster struct {
-	Name  string
-	Index int // 1..9, position in the topology
-	Nodes []Node
+	Name     string
+	Index    int // 1..9, position in the topology
+	Families Families
+	Nodes    []Node
 }
 
 // Node is one worker of a cluster.
@@ -60,7 +84,15 @@ type Node struct {
 	IPv6    netip.Addr
 	PodIPv4 netip.Prefix
 	PodIPv6 netip.Prefix
+	// Families are those of its cluster. Their addresses above are set all the same.
+	Families Families
 }
+
+// PodCIDRs holds the node's pods, the preferred family first.
+func (n Node) PodCIDRs() []netip.Prefix { return ordered(n.Families, n.PodIPv4, n.PodIPv6) }
+
+// Addresses are those that Kubernetes knows, the preferred family first.
+func (n Node) Addresses() []netip.Addr { return ordered(n.Families, n.IPv4, n.IPv6) }
 
 // Machine is anything with an address on the fabric: a node or a control plane.
 type Machine struct {
@@ -71,7 +103,7 @@ type Machine struct {
 	DNS netip.Addr
 }
 
-// Parse reads "NAME:NODES ..." words separated by space or comma. The error joins every
+// Parse reads words "NAME:NODES" or "NAME:NODES/FAMILIES", separated by space or comma. The error joins every
 // fault found.
 func Parse(s string) (Topology, error) {
 	words := strings.FieldsFunc(s, func(r rune) bool { return r == ' ' || r == ',' })
@@ -96,12 +128,17 @@ func Parse(s string) (Topology, error) {
 			errs = append(errs, fmt.Errorf("%q is not CLUSTER:NODES with a short lower-case name", word))
 			continue
 		}
+		count, families, _ := strings.Cut(count, "/")
+		if f := Families(families); f != IPv4First && f != IPv6First && f != IPv4Only {
+			errs = append(errs, fmt.Errorf("%q: the families are %s or %s, or both if none are given", word, IPv6First, IPv4Only))
+			continue
+		}
 		nodes, err := strconv.Atoi(count)
 		if err != nil || nodes < 0 || nodes > maxNodes {
 			errs = append(errs, fmt.Errorf("%q: the number of nodes is between 0 and %d", word, maxNodes))
 			continue
 		}
-		c := Cluster{Name: name, Index: at + 1}
+		c := Cluster{Name: name, Index: at + 1, Families: Families(families)}
 		claim(name)
 		for j := 1; j <= nodes; j++ {
 			n := newNode(c, j)
@@ -121,6 +158,9 @@ func (t Topology) String() string {
 	words := make([]string, len(t))
 	for i, c := range t {
 		words[i] = fmt.Sprintf("%s:%d", c.Name, len(c.Nodes))
+		if c.Families != IPv4First {
+			words[i] += "/" + string(c.Families)
+		}
 	}
 	return strings.Join(words, " ")
 }
@@ -133,6 +173,44 @@ func (t Topology) Cluster(name string) (Cluster, bool) {
 		}
 	}
 	return Cluster{}, false
+}
+
+// Grow returns a topology in which the named cluster has another node, and that node.
+func (t Topology) Grow(name string) (Topology, Node, error) {
+	i := slices.IndexFunc(t, func(c Cluster) bool { return c.Name == name })
+	if i < 0 {
+		return nil, Node{}, fmt.Errorf("no cluster %q in topology %q", name, t)
+	}
+	c := t[i]
+	if len(c.Nodes) == maxNodes {
+		return nil, Node{}, fmt.Errorf("cluster %s has %d nodes already, the most that the address plan holds", name, maxNodes)
+	}
+	n := newNode(c, len(c.Nodes)+1)
+	c.Nodes = append(slices.Clone(c.Nodes), n)
+	grown := slices.Clone(t)
+	grown[i] = c
+	return grown, n, nil
+}
+
+// Shrink returns a topology in which the named cluster lacks its last node, and that node.
+func (t Topology) Shrink(name string) (Topology, Node, error) {
+	i := slices.IndexFunc(t, func(c Cluster) bool { return c.Name == name && len(c.Nodes) > 0 })
+	if i < 0 {
+		return nil, Node{}, fmt.Errorf("no cluster %q with nodes in topology %q", name, t)
+	}
+	shrunk := slices.Clone(t)
+	last := len(t[i].Nodes) - 1
+	shrunk[i].Nodes = t[i].Nodes[:last:last]
+	return shrunk, t[i].Nodes[last], nil
+}
+
+// NodeNames returns the names of all nodes that a cluster can have.
+func (c Cluster) NodeNames() []string {
+	var names []string
+	for j := 1; j <= maxNodes; j++ {
+		names = append(names, newNode(c, j).Name)
+	}
+	return names
 }
 
 // Nodes returns the nodes of all clusters in order.
@@ -167,30 +245,34 @@ func (c Cluster) Server() string {
 	return "https://" + netip.AddrPortFrom(c.Machine().IPv4, 6443).String()
 }
 
-// PodCIDRs holds the pods of all nodes, IPv4 first.
-func (c Cluster) PodCIDRs() [2]netip.Prefix {
-	return [2]netip.Prefix{
-		netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(200 + c.Index), 0, 0}), 16),
-		netip.MustParsePrefix(fmt.Sprintf("fd00:20%d::/32", c.Index)),
-	}
+// Advertise is the address at which the API server is an endpoint of default/kubernetes: of the preferred family.
+func (c Cluster) Advertise() netip.Addr {
+	m := c.Machine()
+	return ordered(c.Families, m.IPv4, m.IPv6)[0]
 }
 
-// ServiceCIDRs holds the ClusterIPs, IPv4 first.
-func (c Cluster) ServiceCIDRs() [2]netip.Prefix {
-	return [2]netip.Prefix{
+// PodCIDRs holds the pods of all nodes, the preferred family first.
+func (c Cluster) PodCIDRs() []netip.Prefix {
+	return ordered(c.Families,
+		netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(200 + c.Index), 0, 0}), 16),
+		netip.MustParsePrefix(fmt.Sprintf("fd00:20%d::/32", c.Index)))
+}
+
+// ServiceCIDRs holds the ClusterIPs, the preferred family first.
+func (c Cluster) ServiceCIDRs() []netip.Prefix {
+	return ordered(c.Families,
 		netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + c.Index), 0, 0}), 16),
-		netip.MustParsePrefix(fmt.Sprintf("fd00:10%d::/112", c.Index)),
-	}
+		netip.MustParsePrefix(fmt.Sprintf("fd00:10%d::/112", c.Index)))
 }
 
 // KubernetesServiceIP is the ClusterIP of default/kubernetes.
-func (c Cluster) KubernetesServiceIP() netip.Addr {
-	return netip.AddrFrom4([4]byte{10, byte(100 + c.Index), 0, 1})
-}
+func (c Cluster) KubernetesServiceIP() netip.Addr { return c.ServiceCIDRs()[0].Addr().Next() }
 
 // DNSServiceIP is the ClusterIP of kube-system/kube-dns.
 func (c Cluster) DNSServiceIP() netip.Addr {
-	return netip.AddrFrom4([4]byte{10, byte(100 + c.Index), 0, 10})
+	return ordered(c.Families,
+		netip.AddrFrom4([4]byte{10, byte(100 + c.Index), 0, 10}),
+		netip.MustParseAddr(fmt.Sprintf("fd00:10%d::a", c.Index)))[0]
 }
 
 func newNode(c Cluster, j int) Node {
@@ -203,6 +285,8 @@ func newNode(c Cluster, j int) Node {
 		IPv6:    v6,
 		PodIPv4: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(200 + c.Index), byte(j), 0}), 24),
 		PodIPv6: netip.MustParsePrefix(fmt.Sprintf("fd00:20%d:%d::/64", c.Index, j)),
+
+		Families: c.Families,
 	}
 }
 

@@ -1,7 +1,9 @@
 package topology_test
 
 import (
+	"fmt"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -44,6 +46,7 @@ func TestParseRefuses(t *testing.T) {
 		"negative":          {"a:-1", "between 0 and 9"},
 		"same name":         {"a:1 a:1", `two machines are called "a"`},
 		"node and cluster":  {"a:1 a1:0", `two machines are called "a1"`},
+		"unknown families":  {"a:1/ipv6-only", "ipv6-first or ipv4-only"},
 		"too many clusters": {strings.Repeat("a:0 ", 10), "10 clusters"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -52,6 +55,56 @@ func TestParseRefuses(t *testing.T) {
 				t.Errorf("have %v, want %q", err, tc.fault)
 			}
 		})
+	}
+}
+
+// TestFamilies: the preferred family comes first in all that a cluster and its nodes have, and there is none of another one.
+func TestFamilies(t *testing.T) {
+	const text = "a:1 b:1/ipv6-first c:1/ipv4-only"
+	top, err := topology.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if top.String() != text {
+		t.Errorf("%q becomes %q", text, top)
+	}
+	for i, want := range []struct{ services, pods, node, dns, kubernetes, advertised string }{
+		{"[10.101.0.0/16 fd00:101::/112]", "[10.201.1.0/24 fd00:201:1::/64]", "[10.200.0.11 fd00:200::11]", "10.101.0.10", "10.101.0.1", "10.200.0.10"},
+		{"[fd00:102::/112 10.102.0.0/16]", "[fd00:202:1::/64 10.202.1.0/24]", "[fd00:200::21 10.200.0.21]", "fd00:102::a", "fd00:102::1", "fd00:200::20"},
+		{"[10.103.0.0/16]", "[10.203.1.0/24]", "[10.200.0.31]", "10.103.0.10", "10.103.0.1", "10.200.0.30"},
+	} {
+		c := top[i]
+		have := []any{c.ServiceCIDRs(), c.Nodes[0].PodCIDRs(), c.Nodes[0].Addresses(), c.DNSServiceIP(), c.KubernetesServiceIP(), c.Advertise()}
+		for j, w := range []string{want.services, want.pods, want.node, want.dns, want.kubernetes, want.advertised} {
+			if h := fmt.Sprint(have[j]); h != w {
+				t.Errorf("%s has %s, want %s", c.Name, h, w)
+			}
+		}
+	}
+}
+
+// TestGrow: a cluster gets the node that it would have had from the start, and loses it again.
+func TestGrow(t *testing.T) {
+	small, err := topology.Parse("a:1 b:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	big, err := topology.Parse("a:2 b:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	grown, n, err := small.Grow("a")
+	if err != nil || !reflect.DeepEqual(grown, big) || n.Name != "a2" {
+		t.Errorf("%s with node %s, %v, want %s", grown, n.Name, err, big)
+	}
+	shrunk, n, err := grown.Shrink("a")
+	if err != nil || !reflect.DeepEqual(shrunk, small) || n.Name != "a2" {
+		t.Errorf("%s without node %s, %v, want %s", shrunk, n.Name, err, small)
+	}
+	for name, fails := range map[string]func(string) (topology.Topology, topology.Node, error){"x": small.Grow, "b": small.Shrink} {
+		if _, _, err := fails(name); err == nil {
+			t.Errorf("%s has changed", name)
+		}
 	}
 }
 
@@ -79,7 +132,7 @@ func TestAddressesNeverMeet(t *testing.T) {
 		}
 		for _, c := range top {
 			services, pods := c.ServiceCIDRs(), c.PodCIDRs()
-			ranges = append(ranges, services[:]...)
+			ranges = append(ranges, services...)
 			if !services[0].Contains(c.DNSServiceIP()) || !services[0].Contains(c.KubernetesServiceIP()) {
 				t.Fatalf("ClusterIPs of %s are outside %s", c.Name, services[0])
 			}

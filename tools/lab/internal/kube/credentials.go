@@ -51,8 +51,8 @@ func WriteCredentials(dir string, c topology.Cluster) error {
 		kubeconfig(Scheduler, "system:kube-scheduler"),
 		kubeconfig(KubeProxy, "system:kube-proxy"),
 	}
-	for _, n := range c.Nodes {
-		errs = append(errs, kubeconfig(KubeletUser(n.Name), "system:node:"+n.Name, "system:nodes"))
+	for _, node := range c.NodeNames() { // those that are added later, too
+		errs = append(errs, kubeconfig(KubeletUser(node), "system:node:"+node, "system:nodes"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("certificates of %s: %w", c.Name, err)

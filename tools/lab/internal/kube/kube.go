@@ -69,9 +69,8 @@ func (p Plan) Store() []supervisor.Component {
 		Name: p.Cluster.Name, DataDir: "/var/lib/etcd/data", NoFsync: true,
 		Client: netip.AddrPortFrom(loopback, 2379), Peer: netip.AddrPortFrom(loopback, 2380),
 	}
-	cidrs := p.Cluster.ServiceCIDRs()
 	server := apiserver.Flags{
-		Etcd: etcd.URL(), Advertise: p.Cluster.Machine().IPv4, Port: 6443, ServiceCIDRs: cidrs[:], PKI: p.PKI, ClientCA: pki.File(p.PKI, pki.CA),
+		Etcd: etcd.URL(), Advertise: p.Cluster.Advertise(), Port: 6443, ServiceCIDRs: p.Cluster.ServiceCIDRs(), PKI: p.PKI, ClientCA: pki.File(p.PKI, pki.CA),
 		Issuer: "https://kubernetes.default.svc.cluster.local", Authorization: "Node,RBAC",
 		More: []string{
 			"--v=1",
@@ -141,7 +140,7 @@ func (p Plan) Agents(n topology.Node) []supervisor.Component {
 			"--v=1",
 			"--config=/etc/kubernetes/kubelet.yaml",
 			"--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
-			"--node-ip="+n.IPv4.String()+","+n.IPv6.String(),
+			"--node-ip="+join(n.Addresses()),
 			"--hostname-override="+n.Name,
 			"--root-dir=/var/lib/kubelet"),
 		p.component(KubeProxy, "--v=1", "--config=/etc/kubernetes/kube-proxy.yaml"),
@@ -162,12 +161,19 @@ func (p Plan) component(name string, flags ...string) supervisor.Component {
 	return supervisor.Component{Name: name, Argv: append([]string{p.Bin[name]}, flags...), Env: environment}
 }
 
-func join(ps [2]netip.Prefix) string { return ps[0].String() + "," + ps[1].String() }
+// join lists addresses or networks in the form of flags.
+func join[T fmt.Stringer](all []T) string {
+	texts := make([]string, len(all))
+	for i, each := range all {
+		texts[i] = each.String()
+	}
+	return strings.Join(texts, ",")
+}
 
 //go:embed files
 var files embed.FS
 
-var templates = template.Must(template.New("").Funcs(template.FuncMap{"cidrs": join}).ParseFS(files, "files/*.tmpl"))
+var templates = template.Must(template.New("").Funcs(template.FuncMap{"cidrs": join[netip.Prefix]}).ParseFS(files, "files/*.tmpl"))
 
 // view is the input of the templates.
 type view struct {

@@ -100,39 +100,44 @@ func golden(t *testing.T, name string, have []byte) {
 
 // With all options, each configuration file is valid TOML, YAML or JSON.
 func TestFilesParse(t *testing.T) {
-	top, err := topology.Parse("a:4")
+	top, err := topology.Parse("a:4 b:1/ipv6-first c:1/ipv4-only")
 	if err != nil {
 		t.Fatal(err)
 	}
+	test := func(c topology.Cluster, cni, mode string) {
+		t.Run(c.Name+" "+cni+" "+mode, func(t *testing.T) {
+			p := kube.Plan{Cluster: c, Options: kube.Options{ProxyMode: mode, CNI: cni}}
+			files, err := p.NodeFiles(c.Nodes[0], "pause")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var conflist struct{ Plugins []map[string]any }
+			if err := json.Unmarshal([]byte(files["cni/net.d/10-lab.conflist"]), &conflist); err != nil || conflist.Plugins[0]["type"] != cni {
+				t.Errorf("CNI configuration: %v, %v", conflist, err)
+			}
+			var proxy map[string]any
+			if err := yaml.Unmarshal([]byte(files["kubernetes/kube-proxy.yaml"]), &proxy); err != nil || proxy["mode"] != mode {
+				t.Errorf("kube-proxy configuration: %v, %v", proxy, err)
+			}
+			addons, err := p.Addons()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for object := range strings.SplitSeq(addons, "\n---\n") {
+				if err := yaml.Unmarshal([]byte(object), &map[string]any{}); err != nil {
+					t.Errorf("%v in\n%s", err, object)
+				}
+			}
+			if strings.Contains(addons, "clusterset.local:") {
+				t.Error("the Corefile has a block for clusterset.local, which isthmusctl dns install adds")
+			}
+		})
+	}
 	for _, cni := range kube.CNIs {
 		for _, mode := range kube.ProxyModes {
-			t.Run(cni+" "+mode, func(t *testing.T) {
-				p := kube.Plan{Cluster: top[0], Options: kube.Options{ProxyMode: mode, CNI: cni}}
-				files, err := p.NodeFiles(top[0].Nodes[0], "pause")
-				if err != nil {
-					t.Fatal(err)
-				}
-				var conflist struct{ Plugins []map[string]any }
-				if err := json.Unmarshal([]byte(files["cni/net.d/10-lab.conflist"]), &conflist); err != nil || conflist.Plugins[0]["type"] != cni {
-					t.Errorf("CNI configuration: %v, %v", conflist, err)
-				}
-				var proxy map[string]any
-				if err := yaml.Unmarshal([]byte(files["kubernetes/kube-proxy.yaml"]), &proxy); err != nil || proxy["mode"] != mode {
-					t.Errorf("kube-proxy configuration: %v, %v", proxy, err)
-				}
-				addons, err := p.Addons()
-				if err != nil {
-					t.Fatal(err)
-				}
-				for object := range strings.SplitSeq(addons, "\n---\n") {
-					if err := yaml.Unmarshal([]byte(object), &map[string]any{}); err != nil {
-						t.Errorf("%v in\n%s", err, object)
-					}
-				}
-				if strings.Contains(addons, "clusterset.local:") {
-					t.Error("the Corefile has a block for clusterset.local, which isthmusctl dns install adds")
-				}
-			})
+			for _, c := range top {
+				test(c, cni, mode)
+			}
 		}
 	}
 }
