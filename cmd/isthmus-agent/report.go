@@ -143,7 +143,7 @@ func (r *reporter) read(ctx context.Context) (*v1alpha1.NodeReportSpec, error) {
 	return &report.Spec, nil
 }
 
-// write applies the report. Its owner is the Node, so that it is deleted with it.
+// write writes the report. Its owner is the Node, so that it is deleted with it.
 func (r *reporter) write(ctx context.Context, spec v1alpha1.NodeReportSpec) error {
 	var node metav1.PartialObjectMetadata
 	if err := getObject(ctx, r.server, "/api/v1/nodes/"+r.node, &node); err != nil {
@@ -156,14 +156,17 @@ func (r *reporter) write(ctx context.Context, spec v1alpha1.NodeReportSpec) erro
 			Name: r.node, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: r.node, UID: node.UID}},
 		},
-		// Empty lists are written too: without any field, the API server would take the spec for null, and refuse it.
 		"spec": map[string][]string{"silent": append([]string{}, spec.Silent...), "answering": append([]string{}, spec.Answering...)},
 	})
 	if err != nil {
 		return fmt.Errorf("write NodeReport %s: %w", r.node, err)
 	}
-	err = r.server.Patch(types.ApplyPatchType).AbsPath(r.path()).
-		Param("fieldManager", v1alpha1.FieldOwner).Param("force", "true").Body(body).Do(ctx).Error()
+	// Apply would remove the spec of a report that becomes empty, and an API server refuses a report without one.
+	err = r.server.Patch(types.MergePatchType).AbsPath(r.path()).Param("fieldManager", v1alpha1.FieldOwner).Body(body).Do(ctx).Error()
+	if apierrors.IsNotFound(err) {
+		err = r.server.Patch(types.ApplyPatchType).AbsPath(r.path()).
+			Param("fieldManager", v1alpha1.FieldOwner).Param("force", "true").Body(body).Do(ctx).Error()
+	}
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("write NodeReport %s: %w; if the kind is missing, isthmusctl join installs it", r.node, err)
 	}

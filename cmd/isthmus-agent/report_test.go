@@ -45,10 +45,12 @@ func (s *reportServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	case r.URL.Path == nodePath:
 		_, _ = io.WriteString(w, `{"metadata":{"name":"n1","uid":"u1"}}`)
+	case r.URL.Path == reportPath && r.Header.Get("Content-Type") == "application/merge-patch+json" && s.report == "":
+		w.WriteHeader(http.StatusNotFound)
 	case r.URL.Path == reportPath && r.Method == http.MethodPatch:
 		body, _ := io.ReadAll(r.Body)
 		var report v1alpha1.NodeReport
-		if err := json.Unmarshal(body, &report); err != nil || r.Header.Get("Content-Type") != "application/apply-patch+yaml" {
+		if err := json.Unmarshal(body, &report); err != nil {
 			w.WriteHeader(http.StatusBadRequest)
 			return
 		}
@@ -127,7 +129,7 @@ func TestReportsOnAPIServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newReporter(objects, Config{NodeName: "n1", Namespace: "isthmus-system"}, slog.New(slog.DiscardHandler))
-	for _, want := range []v1alpha1.NodeReportSpec{{}, {Answering: []string{"b"}}, {Silent: []string{"b", "c"}}, {}, {Answering: []string{"c"}}} {
+	for _, want := range []v1alpha1.NodeReportSpec{{Answering: []string{"b"}}, {Silent: []string{"b", "c"}}, {}, {Answering: []string{"c"}}} {
 		if err := r.write(t.Context(), want); err != nil {
 			t.Errorf("%+v: %v", want, err)
 			continue
