@@ -185,6 +185,37 @@ func TestSameNameInTwoNamespaces(t *testing.T) {
 }
 
 // Changes of an exported Service appear in the import.
+// The server does not remove fields that a creation wrote when an apply omits them.
+func TestImportLosesFieldsOfItsCreation(t *testing.T) {
+	w := newTestbed(t).run()
+	timeout, near := int32(77), corev1.ServiceTrafficDistributionPreferSameZone
+	w.a.service("hello", func(s *corev1.Service) {
+		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+		s.Spec.TrafficDistribution = &near
+	})
+	w.a.export("hello")
+	affinity := func(want corev1.ServiceAffinity, configured bool) {
+		t.Helper()
+		w.eventually(func() error {
+			si, _ := w.b.imported("hello")
+			if si == nil || si.Spec.SessionAffinity != want || (si.Spec.SessionAffinityConfig != nil) != configured || (si.Spec.TrafficDistribution != nil) != configured {
+				return fmt.Errorf("the import is %+v", si)
+			}
+			return nil
+		})
+	}
+	affinity(corev1.ServiceAffinityClientIP, true)
+	w.a.editService("hello", func(s *corev1.Service) {
+		s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig, s.Spec.TrafficDistribution = corev1.ServiceAffinityNone, nil, nil
+	})
+	affinity(corev1.ServiceAffinityNone, false)
+	w.quiet()
+	if writes := w.changesWithin(3*settle, w.b); len(writes) > 0 {
+		t.Errorf("writes at rest: %v", writes)
+	}
+}
+
 func TestImportFollowsTheService(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")

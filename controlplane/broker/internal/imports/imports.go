@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -367,10 +368,17 @@ func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, hav
 func (r *Reconciler) writeImport(ctx context.Context, want *v1beta1.ServiceImport, have *localImport) error {
 	want.Status = v1beta1.ServiceImportStatus{}
 	if have == nil {
-		return apply.Claim(ctx, r.Client, want) // the cache shows an existing one soon
+		return r.Client.Create(ctx, want, client.FieldOwner(v1alpha1.FieldOwner)) // the cache shows an existing one soon
 	}
+	spec := want.Spec.DeepCopy()
 	want.UID = have.uid
-	return apply.Own(ctx, r.Client, want)
+	if err := apply.Own(ctx, r.Client, want); err != nil || apiequality.Semantic.DeepEqual(want.Spec, *spec) {
+		return err
+	}
+	// The server keeps fields of its creation that an apply omits.
+	stored := want.DeepCopy()
+	want.Spec = *spec
+	return r.Client.Patch(ctx, want, client.MergeFrom(stored), client.FieldOwner(v1alpha1.FieldOwner))
 }
 
 // withoutMetadata returns imp without its exported labels and annotations.

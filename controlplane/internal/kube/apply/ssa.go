@@ -27,15 +27,6 @@ func Apply(ctx context.Context, c client.Client, obj client.Object) error {
 	return c.Apply(ctx, config, client.FieldOwner(v1alpha1.FieldOwner), client.ForceOwnership)
 }
 
-// Claim is Apply without force: if the object exists with other values of another owner, it fails with a conflict.
-func Claim(ctx context.Context, c client.Client, obj client.Object) error {
-	config, err := configuration(c, obj)
-	if err != nil {
-		return err
-	}
-	return c.Apply(ctx, config, client.FieldOwner(v1alpha1.FieldOwner))
-}
-
 // Status is Apply for the status of obj, which must exist.
 func Status(ctx context.Context, c client.Client, obj client.Object) error {
 	config, err := configuration(c, obj)
