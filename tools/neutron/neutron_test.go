@@ -34,6 +34,9 @@ import (
 // fullLength adds the tests that take an hour.
 var fullLength = os.Getenv("ISTHMUS_FULL_LENGTH") != ""
 
+// patience bounds a call to Neutron. On a machine without free memory bandwidth one has taken more than openstack.DefaultTimeout.
+const patience = 2 * time.Minute
+
 // servers are the API servers of two clusters in one project.
 var servers [2]apitest.Server
 
@@ -74,7 +77,7 @@ func TestMain(m *testing.M) { os.Exit(netlab.Main(withServers{m})) }
 
 func connect(t testing.TB, cloud *neutron.Cloud, as, cluster string) *openstack.Client {
 	t.Helper()
-	client, err := openstack.Connect(t.Context(), openstack.Config{Cloud: as, File: cloud.CloudsYAML(), Cluster: cluster})
+	client, err := openstack.Connect(t.Context(), openstack.Config{Cloud: as, File: cloud.CloudsYAML(), Cluster: cluster, Timeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
