@@ -54,6 +54,7 @@ type settings struct {
 	machines, clouds string
 	quotaController  bool
 	aggregateGrace   time.Duration
+	lighthouse       string
 	broker           broker.Settings
 }
 
@@ -77,6 +78,10 @@ With --quota-controller it runs beside a broker instead, and needs no membership
 objects of members that exceed their quotas, deletes what a member has beyond twice its quota, and
 deletes aggregates without exporters. isthmusctl deploy-broker grants its rights.
 
+With --lighthouse-bridge it runs beside the brokers of Isthmus and of Submariner, while a ClusterSet
+moves over: it exports for clusters that still run Lighthouse, and shows them what members of Isthmus
+export. isthmusctl lighthouse bridge grants its rights.
+
 It serves /healthz, /readyz, /metrics and /status (JSON) over HTTPS; the latter two need a token of
 an account with the right to that nonResourceURL. While the broker is away it
 changes nothing, is not ready, and retries.`,
@@ -93,7 +98,10 @@ changes nothing, is not ready, and retries.`,
   isthmus-controller --federation --machines=machines.yaml --clouds=clouds.yaml
 
   # The quota controller of a broker, outside of its cluster
-  isthmus-controller --quota-controller --namespace=isthmus-broker --kubeconfig=broker.kubeconfig`,
+  isthmus-controller --quota-controller --namespace=isthmus-broker --kubeconfig=broker.kubeconfig
+
+  # The bridge to clusters that run Lighthouse
+  isthmus-controller --lighthouse-bridge=submariner-k8s-broker --namespace=isthmus-broker --kubeconfig=broker.kubeconfig`,
 		Args:          usage.NoArgs,
 		Version:       version.String(),
 		SilenceUsage:  true,
@@ -101,21 +109,26 @@ changes nothing, is not ready, and retries.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), s, cmd.ErrOrStderr()) },
 	}
 	usage.Explain(cmd)
-	f := cmd.Flags()
+	bindFlags(cmd.Flags(), &s)
+	return cmd
+}
+
+// bindFlags adds all flags.
+func bindFlags(f *pflag.FlagSet, s *settings) {
 	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of this cluster (default: that of the pod)")
 	f.StringVar(&s.brokerKubeconfig, "broker-kubeconfig", "/etc/isthmus/broker/kubeconfig", "kubeconfig of the broker; its context names the broker's namespace")
-	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "installation namespace of Isthmus, which contains this cluster's Member; with --quota-controller, the broker's namespace")
+	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "installation namespace of Isthmus, which contains this cluster's Member; with --quota-controller or --lighthouse-bridge, the broker's namespace")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
 	s.http.Bind(f)
 	f.BoolVar(&s.federation, "federation", false, "also run the federation's controller, configured by this cluster's Federation object")
 	f.BoolVar(&s.quotaController, "quota-controller", false, "run the quota controller of the broker in --namespace, and nothing else")
 	f.DurationVar(&s.aggregateGrace, "aggregate-grace", quotacontroller.DefaultGrace, "how long the quota controller keeps an aggregate without an export record")
+	f.StringVar(&s.lighthouse, "lighthouse-bridge", "", "namespace of Submariner's broker: run the bridge between it and the broker in --namespace, and nothing else")
 	f.StringVar(&s.machines, "machines", "", "file that lists the clouds whose servers may be endpoints of Services; requires --federation (default: no clouds)")
 	f.StringVar(&s.clouds, "clouds", "", "clouds.yaml with the entries that --machines names (default: that of OpenStack's own clients)")
 	bindBroker(f, &s.broker)
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 	f.TextVar(&s.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	return cmd
 }
 
 // bindBroker adds the flags of the controller of a broker's member.
@@ -148,6 +161,9 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return err
+	}
+	if s.lighthouse != "" {
+		return runBridge(ctx, s, local, log)
 	}
 	if s.quotaController {
 		return runQuotaController(ctx, s, local, log)

@@ -59,7 +59,7 @@ Service that one of them exports is reachable in all of them as NAME.NAMESPACE.s
 	usage.Explain(root)
 	root.AddCommand(
 		deployBrokerCommand(), inviteCommand(), joinCommand(), leaveCommand(), memberCommand(), rotateCommand(), revokeCommand(),
-		exportCommand(), unexportCommand(), statusCommand(), dnsCommand(), showCommand(), explainCommand(), observeCommand(), releaseHoldCommand(), gatewayCommand(), federationCommand(), versionCommand(),
+		exportCommand(), unexportCommand(), statusCommand(), dnsCommand(), showCommand(), explainCommand(), observeCommand(), releaseHoldCommand(), gatewayCommand(), federationCommand(), lighthouseCommand(), versionCommand(),
 	)
 	return root
 }

@@ -54,7 +54,7 @@ func (c *Controller) addComponents(ctx context.Context, self member) error {
 		return err
 	}
 	exports := &export.Reconciler{
-		Cluster: c.cluster, Client: c.manager.GetClient(), Broker: c.broker, Imports: c.importer, Regions: c.nodes, Pool: self.pool, Settings: c.settings.export,
+		Cluster: c.cluster, Source: export.NewSource(c.manager.GetClient()), Broker: c.broker, Imports: c.importer, Regions: c.nodes, Pool: self.pool, Settings: c.settings.export,
 		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	}
 	if c.cfg.CheckDNS != nil {

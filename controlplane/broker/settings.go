@@ -74,6 +74,20 @@ func (s Settings) Validate() error {
 // DefaultQuarantine is longer than clients cache a DNS answer or keep an idle connection.
 const DefaultQuarantine = 5 * time.Minute
 
+// Exporting is what a program needs that exports in the place of a member's controller.
+type Exporting struct {
+	Exports export.Settings
+	Times   liveness.Times
+	// Shared reports whether a namespace is exported.
+	Shared func(namespace string) bool
+}
+
+// Exporting combines s with the registration m of the member.
+func (s Settings) Exporting(m v1alpha1.MemberSpec) Exporting {
+	e := s.resolve(m)
+	return Exporting{Exports: e.export, Times: e.times, Shared: func(namespace string) bool { return !e.isRestricted(namespace) }}
+}
+
 // effectiveSettings combine the Settings of a member with its registration.
 type effectiveSettings struct {
 	export     export.Settings

@@ -71,6 +71,11 @@ func ServiceSlices(svc *corev1.Service, ready bool, cluster clusterset.ClusterID
 	return all
 }
 
+// IsServiceSlice reports whether ServiceSlices made a slice of the broker.
+func IsServiceSlice(es *discoveryv1.EndpointSlice, cluster clusterset.ClusterID, name clusterset.ServiceName) bool {
+	return es.Name == BrokerSliceName(cluster, name, serviceSource, es.AddressType)
+}
+
 // serviceSource is the source name of a slice without a source. No EndpointSlice can have this name.
 const serviceSource = "<service>"
 

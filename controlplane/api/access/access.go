@@ -90,3 +90,32 @@ func QuotaControllerRules() []rbacv1.PolicyRule {
 		{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	}
 }
+
+// BridgeRules returns the rules of the bridge to Lighthouse in the broker's namespace: it acts as the accounts of the members that it
+// represents, with their rights.
+//
+// The caller owns the result. It must cover every request of controlplane/broker/lighthouse, together with LighthouseRules.
+func BridgeRules(accounts []string) []rbacv1.PolicyRule {
+	rules := []rbacv1.PolicyRule{
+		{APIGroups: []string{"isthmus.dev"}, Resources: []string{"members"}, Verbs: []string{"get", "list", "watch"}},
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{v1alpha1.LighthouseBridge}, Verbs: []string{"get", "update"}},
+		{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	}
+	if len(accounts) > 0 {
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: accounts, Verbs: []string{"impersonate"}})
+	}
+	return rules
+}
+
+// LighthouseRules returns the rules of the bridge in the namespace of Submariner's broker, which are those of its clusters. The
+// caller owns the result.
+func LighthouseRules() []rbacv1.PolicyRule {
+	write := []string{"get", "list", "watch", "create", "update", "delete"}
+	return []rbacv1.PolicyRule{
+		{APIGroups: []string{"multicluster.x-k8s.io"}, Resources: []string{"serviceimports"}, Verbs: write},
+		{APIGroups: []string{"multicluster.x-k8s.io"}, Resources: []string{"serviceimports/status"}, Verbs: []string{"update"}},
+		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: write},
+		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices/restricted"}, Verbs: []string{"create"}},
+	}
+}

@@ -54,6 +54,16 @@ const (
 	AnnotationCreatedBy = "isthmus.dev/created-by"
 )
 
+// Names of the bridge to Submariner's Lighthouse (controlplane/broker/lighthouse).
+const (
+	// LighthouseBridge is the name of its ServiceAccount, Roles, Lease and Deployment in the broker's namespace.
+	LighthouseBridge = "isthmus-lighthouse-bridge"
+	// AnnotationBridge on a Member of the broker says which other system the cluster still runs; the only value is
+	// BridgeLighthouse. A join removes it.
+	AnnotationBridge = "isthmus.dev/bridge"
+	BridgeLighthouse = "lighthouse"
+)
+
 // Names of the quota controller in the broker's namespace.
 const (
 	// QuotaController is the name of its ServiceAccount, Role, Lease and Deployment.

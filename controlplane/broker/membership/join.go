@@ -229,7 +229,7 @@ func (r Request) register(ctx context.Context, broker client.Client, config *v1a
 func (r Request) decide(all *reservations, uid string, found discovery) (Joined, error) {
 	id := string(r.ClusterID)
 	for _, c := range all.claims {
-		if c.id == id && c.ClusterUID != uid && !c.invited() {
+		if c.id == id && !c.mayBecome(uid) {
 			return Joined{}, fmt.Errorf("%w: another cluster joined as %s on %s; choose another --clusterid, or if that cluster is gone, isthmusctl leave --force %s",
 				ErrIDTaken, id, c.Spec.JoinTime.UTC().Format(time.DateOnly), id)
 		}

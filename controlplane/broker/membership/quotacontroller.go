@@ -56,14 +56,14 @@ func (b Broker) quotaController(ctx context.Context, c client.Client) error {
 		&corev1.ServiceAccount{ObjectMeta: meta},
 		&rbacv1.Role{ObjectMeta: meta, Rules: access.QuotaControllerRules()},
 		binding(b.Namespace, v1alpha1.QuotaController, v1alpha1.QuotaController, v1alpha1.QuotaController),
-		quotaReviews(b.Namespace),
+		reviews(b.Namespace, "quota-controller", v1alpha1.QuotaController),
 	}
 	switch b.QuotaController {
 	case "":
 	case NoQuotaController:
 		return b.removeQuotaController(ctx, c)
 	default:
-		objects = append(objects, quotaDeployment(meta, b.QuotaController))
+		objects = append(objects, brokerDeployment(meta, b.QuotaController, "quota-controller", "--quota-controller"))
 	}
 	for _, obj := range objects {
 		if err := admin.Apply(ctx, c, obj); err != nil {
@@ -73,12 +73,12 @@ func (b Broker) quotaController(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// quotaReviews returns the right of the quota controller to review the tokens of requests for its metrics.
-func quotaReviews(namespace string) *rbacv1.ClusterRoleBinding {
+// reviews returns the right of a controller on the broker to review the tokens of requests for its metrics.
+func reviews(namespace, name, account string) *rbacv1.ClusterRoleBinding {
 	return &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "isthmus." + namespace + ".quota-controller", Labels: admin.Ours()},
+		ObjectMeta: metav1.ObjectMeta{Name: "isthmus." + namespace + "." + name, Labels: admin.Ours()},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:auth-delegator"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: v1alpha1.QuotaController, Namespace: namespace}},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: namespace}},
 	}
 }
 
@@ -87,7 +87,7 @@ func quotaReviews(namespace string) *rbacv1.ClusterRoleBinding {
 func (b Broker) removeQuotaController(ctx context.Context, c client.Client) error {
 	meta := metav1.ObjectMeta{Namespace: b.Namespace, Name: v1alpha1.QuotaController}
 	for _, obj := range []client.Object{
-		&appsv1.Deployment{ObjectMeta: meta}, &rbacv1.RoleBinding{ObjectMeta: meta}, &rbacv1.Role{ObjectMeta: meta}, quotaReviews(b.Namespace),
+		&appsv1.Deployment{ObjectMeta: meta}, &rbacv1.RoleBinding{ObjectMeta: meta}, &rbacv1.Role{ObjectMeta: meta}, reviews(b.Namespace, "quota-controller", v1alpha1.QuotaController),
 		&corev1.ServiceAccount{ObjectMeta: meta}, &coordinationv1.Lease{ObjectMeta: meta},
 	} {
 		if err := admin.DeleteIfThere(ctx, c, obj, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
@@ -108,9 +108,10 @@ func (b Broker) removeQuotaController(ctx context.Context, c client.Client) erro
 	return nil
 }
 
-// quotaDeployment returns the Deployment of the quota controller. One replica acts, the other one waits for its Lease.
-func quotaDeployment(meta metav1.ObjectMeta, image string) *appsv1.Deployment {
-	selector := map[string]string{"app.kubernetes.io/name": v1alpha1.QuotaController}
+// brokerDeployment returns a Deployment of isthmus-controller on the broker, with the flag that says what it controls. One replica
+// acts, the other one waits for its Lease.
+func brokerDeployment(meta metav1.ObjectMeta, image, container, flag string) *appsv1.Deployment {
+	selector := map[string]string{"app.kubernetes.io/name": meta.Name}
 	probe := func(path string) *corev1.Probe {
 		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromString("https"), Scheme: corev1.URISchemeHTTPS}}}
 	}
@@ -124,14 +125,14 @@ func quotaDeployment(meta metav1.ObjectMeta, image string) *appsv1.Deployment {
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: selector},
 				Spec: corev1.PodSpec{
-					ServiceAccountName: v1alpha1.QuotaController,
+					ServiceAccountName: meta.Name,
 					SecurityContext: &corev1.PodSecurityContext{
 						RunAsNonRoot: new(true), RunAsUser: new(int64(65532)), RunAsGroup: new(int64(65532)),
 						SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 					},
 					Containers: []corev1.Container{{
-						Name: "quota-controller", Image: image,
-						Args:          []string{"--quota-controller", "--namespace=" + meta.Namespace},
+						Name: container, Image: image,
+						Args:          []string{flag, "--namespace=" + meta.Namespace},
 						Ports:         []corev1.ContainerPort{{Name: "https", ContainerPort: v1alpha1.ControllerPort}},
 						LivenessProbe: healthy, ReadinessProbe: probe("/readyz"),
 						SecurityContext: &corev1.SecurityContext{

@@ -62,6 +62,7 @@ type reservations struct {
 type claim struct {
 	id         string
 	registered bool // it has a Member, and not only a reservation
+	bridged    bool // it runs another system, and a bridge acts for it
 	reservation
 }
 
@@ -106,7 +107,7 @@ func readReservations(ctx context.Context, broker client.Client, namespace strin
 			all.gone[m.Name] = m.Spec
 			continue
 		}
-		all.claims = append(all.claims, claim{m.Name, true, reservation{m.Annotations[annotationClusterUID], m.Annotations[annotationGiven], m.Spec}})
+		all.claims = append(all.claims, claim{m.Name, true, m.Annotations[v1alpha1.AnnotationBridge] != "", reservation{m.Annotations[annotationClusterUID], m.Annotations[annotationGiven], m.Spec}})
 	}
 	// An invitation has only blocks.
 	for _, b := range config.Spec.Members {
@@ -204,6 +205,11 @@ func checkSupernets(ctx context.Context, broker client.Client, m *v1alpha1.Membe
 		err = fmt.Errorf("%w: the broker's CustomResourceDefinition members.isthmus.dev lacks spec.podSupernets; run isthmusctl deploy-broker, which updates it and keeps all settings", ErrOlderDefinitions)
 	}
 	return err
+}
+
+// mayBecome reports whether the cluster with a UID may have the id of c: it has it, or nobody has it yet.
+func (c *claim) mayBecome(uid string) bool {
+	return c.ClusterUID == uid || c.invited() || c.bridged && c.ClusterUID == ""
 }
 
 // release removes the reservation of id from config.

@@ -97,7 +97,7 @@ type Settings struct {
 // Reconciler exports the Services of one member. All fields are required.
 type Reconciler struct {
 	Cluster  clusterset.ClusterID
-	Client   client.Client // of the member; it reads from a cache
+	Source   Source
 	Broker   broker
 	Imports  imports
 	Regions  regions
@@ -143,15 +143,28 @@ func (r *Reconciler) Setup(ctx context.Context, mgr ctrl.Manager, options contro
 	return nil
 }
 
+// Follow returns a controller for a Source that no manager watches. It reconciles a Service when changes says so, or when the
+// Service changes on the broker. Use it instead of Setup.
+func (r *Reconciler) Follow(changes source.Source, options controller.Options) (controller.Controller, error) {
+	r.vips.pool = r.Pool
+	options.Reconciler = r
+	c, err := controller.NewUnmanaged("export", options)
+	if err != nil {
+		return nil, fmt.Errorf("prepare the exports of %s: %w", r.Cluster, err)
+	}
+	for _, s := range []source.Source{changes, r.Broker.Changes()} {
+		if err := c.Watch(s); err != nil {
+			return nil, fmt.Errorf("watch the exports of %s: %w", r.Cluster, err)
+		}
+	}
+	return c, nil
+}
+
 // exported returns the Services that have a ServiceExport.
 func (r *Reconciler) exported(ctx context.Context) []clusterset.ServiceName {
-	var list v1beta1.ServiceExportList
-	if err := r.Client.List(ctx, &list); err != nil {
+	names, err := r.Source.Exported(ctx)
+	if err != nil {
 		r.Log.Warn("cannot list the ServiceExports after a change of a zone's region; their endpoints keep the former one until they change", "err", err)
-	}
-	names := make([]clusterset.ServiceName, 0, len(list.Items))
-	for i := range list.Items {
-		names = append(names, sameName(&list.Items[i]))
 	}
 	return names
 }
@@ -189,11 +202,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName, since time.Time) (ctrl.Result, error) {
-	in, err := r.read(ctx, name)
+	in, err := r.Source.Read(ctx, name)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if in.export == nil {
+	if in.Export == nil {
 		again, err := r.withdraw(ctx, name)
 		if err == nil {
 			r.stated.forget(name)
@@ -202,7 +215,7 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName,
 		return requeueOnConflict(again, err)
 	}
 	outcome := r.publish(ctx, in, since)
-	if err := r.report(ctx, in.export, outcome); err != nil {
+	if err := r.report(ctx, in.Export, outcome); err != nil {
 		return requeueOnConflict(0, err)
 	}
 	return requeueOnConflict(outcome.again, outcome.err)
@@ -219,49 +232,6 @@ func requeueOnConflict(again time.Duration, err error) (ctrl.Result, error) {
 // reportClash logs that two Services have the same address.
 func (r *Reconciler) reportClash(name clusterset.ServiceName, err error) {
 	r.Log.Error("two services have the same ClusterSetIP; unexport one of them in every cluster", "namespace", name.Namespace, "service", name.Name, "err", err)
-}
-
-// inputs are the member's own objects of one Service.
-type inputs struct {
-	export  *v1beta1.ServiceExport // nil without one
-	service *corev1.Service        // nil without one
-	slices  []discoveryv1.EndpointSlice
-}
-
-func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName) (inputs, error) {
-	var in inputs
-	export, err := get[v1beta1.ServiceExport](ctx, r.Client, name)
-	if err != nil || export == nil || export.DeletionTimestamp != nil {
-		return in, err
-	}
-	in.export = export
-	in.service, err = get[corev1.Service](ctx, r.Client, name)
-	if err != nil || in.service == nil {
-		return in, err
-	}
-	var list discoveryv1.EndpointSliceList
-	err = r.Client.List(ctx, &list, client.InNamespace(name.Namespace), client.MatchingFields{bySlices: name.Name})
-	if err != nil {
-		return in, fmt.Errorf("list endpoint slices of %s: %w", name, err)
-	}
-	in.slices = list.Items
-	return in, nil
-}
-
-// get reads an object of the member; nil if it does not exist.
-func get[T any, P interface {
-	*T
-	client.Object
-}](ctx context.Context, c client.Client, name clusterset.ServiceName) (*T, error) {
-	obj := P(new(T))
-	err := c.Get(ctx, types.NamespacedName(name), obj)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %T %s: %w", obj, name, err)
-	}
-	return obj, nil
 }
 
 // withdraw removes this member's export of a Service, and frees its address after the quarantine, when no member refers to
@@ -312,9 +282,9 @@ type outcome struct {
 }
 
 // publish publishes the Service of in, or withdraws it if it cannot be exported.
-func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) outcome {
-	name := clusterset.ServiceName{Namespace: in.export.Namespace, Name: in.export.Name}
-	e, omitted, err := mcs.Export(in.service, in.export, r.Cluster)
+func (r *Reconciler) publish(ctx context.Context, in Inputs, since time.Time) outcome {
+	name := clusterset.ServiceName{Namespace: in.Export.Namespace, Name: in.Export.Name}
+	e, omitted, err := mcs.Export(in.Service, in.Export, r.Cluster)
 	if !r.Shared(name.Namespace) {
 		err = &mcs.InvalidError{Reason: mcs.ReasonRestrictedNamespace, Message: fmt.Sprintf("namespace %s is restricted and is not exported; see --restricted-namespaces", name.Namespace)}
 	}
@@ -335,7 +305,7 @@ func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) ou
 		return outcome{conditions: []metav1.Condition{mcs.Valid(), mcs.NotReady(v1beta1.ServiceExportReasonFailed,
 			fmt.Sprintf("the broker has no member %s; run isthmusctl join", r.Cluster))}}
 	}
-	e.WantsIP = mcs.WantsIP(in.export, e.Type, r.Settings.UseIP)
+	e.WantsIP = mcs.WantsIP(in.Export, e.Type, r.Settings.UseIP)
 	o, err := r.publishExport(ctx, in, e, omitted, since)
 	if refusal := (*quota.Refusal)(nil); errors.As(err, &refusal) {
 		waits := mcs.NotReady(mcs.ReasonQuotaExceeded, "the broker refuses the export: "+refusal.Reason)
@@ -348,7 +318,7 @@ func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) ou
 }
 
 // publishExport publishes e, the export of the Service itself, which lacks what omitted lists.
-func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.Export, omitted []mcs.Omission, since time.Time) (outcome, error) {
+func (r *Reconciler) publishExport(ctx context.Context, in Inputs, e clusterset.Export, omitted []mcs.Omission, since time.Time) (outcome, error) {
 	agreed, exists, err := r.Broker.Aggregate(e.Service)
 	if err != nil {
 		return outcome{}, err
@@ -370,7 +340,7 @@ func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.
 		if err != nil {
 			return outcome{}, err
 		}
-		lacks = mcs.Shortcomings{Ignored: mcs.Ignored(in.export, in.slices), Omitted: omitted, NotLocal: len(ips) > 0 && r.isNotLocal(merged)}
+		lacks = mcs.Shortcomings{Ignored: mcs.Ignored(in.Export, in.Slices), Omitted: omitted, NotLocal: len(ips) > 0 && r.isNotLocal(merged)}
 		lacks.Unserved, lacks.Extender = unserved(e.Families, ips), r.extender(agreed, exports, merged, ips)
 		endpoints, lacks.Refused, lacks.Overlap = r.endpoints(in, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
@@ -492,15 +462,15 @@ func (r *Reconciler) remember(name clusterset.ServiceName, others bool) ([]netip
 
 // endpoints returns the slices to publish, with the regions of their zones and without the endpoints that all other members would
 // refuse, and the reasons for those. overlaps are the addresses of Services that some of them refuse.
-func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error, overlaps []mcs.Overlap) {
+func (r *Reconciler) endpoints(in Inputs, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error, overlaps []mcs.Overlap) {
 	registry, declined := r.Broker.Registry(), merged.UseIP == clusterset.Disabled
 	byService := e.Type == clusterset.ClusterSetIP && (r.Settings.ServiceVIP || declined)
 	if byService {
-		endpoints = mcs.ServiceSlices(in.service, mcs.AnyReady(in.slices), r.Cluster)
+		endpoints = mcs.ServiceSlices(in.Service, mcs.AnyReady(in.Slices), r.Cluster)
 	} else {
-		for i := range in.slices {
-			if in.slices[i].AddressType != discoveryv1.AddressTypeFQDN {
-				endpoints = append(endpoints, mcs.BrokerSlice(&in.slices[i], r.Cluster))
+		for i := range in.Slices {
+			if in.Slices[i].AddressType != discoveryv1.AddressTypeFQDN {
+				endpoints = append(endpoints, mcs.BrokerSlice(&in.Slices[i], r.Cluster))
 			}
 		}
 	}

@@ -39,7 +39,7 @@ func (r *Reconciler) report(ctx context.Context, export *v1beta1.ServiceExport, 
 		return nil
 	}
 	export.Status.Conditions = want
-	if err := r.Client.Status().Update(ctx, export); err != nil {
+	if err := r.Source.UpdateStatus(ctx, export); err != nil {
 		if apierrors.IsNotFound(err) {
 			return nil // deleted meanwhile
 		}

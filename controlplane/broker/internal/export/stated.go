@@ -6,8 +6,6 @@ import (
 	"sync"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/statement"
@@ -111,15 +109,9 @@ func (r *Reconciler) Statements() map[string]string {
 
 // statement returns the value of AnnotationExports; "" while the member does not know.
 func (r *Reconciler) statement() string {
-	var list v1beta1.ServiceExportList
-	if err := r.Client.List(context.Background(), &list, client.UnsafeDisableDeepCopy); err != nil { // the cache is not filled yet
+	names, err := r.Source.Exported(context.Background())
+	if err != nil { // the cache is not filled yet
 		return ""
-	}
-	var names []clusterset.ServiceName
-	for i := range list.Items {
-		if e := &list.Items[i]; e.DeletionTimestamp == nil {
-			names = append(names, clusterset.ServiceName{Namespace: e.Namespace, Name: e.Name})
-		}
 	}
 	all, complete := r.stated.sum(names)
 	if !complete {

@@ -1,0 +1,261 @@
+package membership
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/access"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+)
+
+// LighthouseBridge describes the bridge between a broker of Isthmus and one of Submariner, on the same API server
+// (controlplane/broker/lighthouse).
+type LighthouseBridge struct {
+	// Namespace is the broker of Isthmus, Lighthouse that of Submariner.
+	Namespace, Lighthouse string
+	// Clusters are those of Submariner to represent; nil means all that are not members of Isthmus yet. One that is a member runs
+	// Lighthouse again from now on.
+	Clusters []clusterset.ClusterID
+	// Image runs the bridge as a Deployment in Namespace. With an empty one, DeployLighthouseBridge only writes its rights.
+	Image string
+}
+
+// Bridged is a cluster of Submariner that the bridge represents.
+type Bridged struct {
+	Member *v1alpha1.Member
+	// Again means that it was a member of Isthmus.
+	Again bool
+	Notes []string // for the administrator, one sentence each
+}
+
+// submarinerClusters is the kind with which Submariner registers its clusters on its broker.
+var submarinerClusters = schema.GroupVersionKind{Group: "submariner.io", Version: "v1", Kind: "ClusterList"}
+
+// DeployLighthouseBridge registers clusters of Submariner with the broker of Isthmus, by the addresses that they have registered with
+// that of Submariner, and runs the bridge that exports for them. It continues an interrupted call, and changes nothing of Submariner.
+func DeployLighthouseBridge(ctx context.Context, broker client.Client, l LighthouseBridge) ([]Bridged, error) {
+	if l.Namespace == l.Lighthouse {
+		return nil, fmt.Errorf("namespace %s cannot be the broker of Isthmus and that of Submariner", l.Namespace)
+	}
+	found, err := l.clusters(ctx, broker)
+	if err != nil {
+		return nil, err
+	}
+	var all []Bridged
+	for _, c := range found {
+		b, err := l.represent(ctx, broker, c)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, b)
+	}
+	for _, obj := range l.objects() {
+		if err := admin.Apply(ctx, broker, obj); err != nil {
+			return all, err
+		}
+	}
+	return all, l.grant(ctx, broker)
+}
+
+// submarinerCluster is a cluster that is registered with Submariner's broker.
+type submarinerCluster struct {
+	id                     clusterset.ClusterID
+	pods, services, global []netip.Prefix
+}
+
+// clusters returns the clusters to represent.
+func (l LighthouseBridge) clusters(ctx context.Context, broker client.Client) ([]submarinerCluster, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(submarinerClusters)
+	if err := broker.List(ctx, list, client.InNamespace(l.Lighthouse)); err != nil {
+		if admin.IsAbsent(err) {
+			return nil, fmt.Errorf("namespace %s is not a broker of Submariner, because the cluster has no kind clusters.submariner.io; use the kubeconfig of the cluster in which subctl deploy-broker ran", l.Lighthouse)
+		}
+		return nil, fmt.Errorf("list the clusters of Submariner: %w", err)
+	}
+	all, err := readReservations(ctx, broker, l.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	var found []submarinerCluster
+	var errs []error
+	for i := range list.Items {
+		c, err := parseSubmariner(&list.Items[i])
+		own := all.own(string(c.id))
+		if l.Clusters == nil && own != nil && own.registered && !own.bridged || l.Clusters != nil && !slices.Contains(l.Clusters, c.id) {
+			continue
+		}
+		errs = append(errs, err)
+		found = append(found, c)
+	}
+	for _, id := range l.Clusters {
+		if !slices.ContainsFunc(found, func(c submarinerCluster) bool { return c.id == id }) {
+			errs = append(errs, fmt.Errorf("Submariner's broker, namespace %s, has no cluster %s", l.Lighthouse, id)) //nolint:staticcheck // a name
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// parseSubmariner reads a registration with Submariner (pkg/apis/submariner.io/v1, ClusterSpec).
+func parseSubmariner(u *unstructured.Unstructured) (submarinerCluster, error) {
+	id, _, err := unstructured.NestedString(u.Object, "spec", "cluster_id")
+	c := submarinerCluster{id: clusterset.ClusterID(id)}
+	errs := []error{err, c.id.Validate()}
+	for _, field := range []struct {
+		name string
+		set  *[]netip.Prefix
+	}{{"cluster_cidr", &c.pods}, {"service_cidr", &c.services}, {"global_cidr", &c.global}} {
+		texts, _, err := unstructured.NestedStringSlice(u.Object, "spec", field.name)
+		errs = append(errs, err)
+		for _, text := range texts {
+			p, err := netip.ParsePrefix(text)
+			if err == nil {
+				*field.set = append(*field.set, p.Masked())
+			}
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return c, fmt.Errorf("cluster %s of Submariner: %w", u.GetName(), err)
+	}
+	return c, nil
+}
+
+// represent registers a cluster as a member that the bridge acts for.
+func (l LighthouseBridge) represent(ctx context.Context, broker client.Client, c submarinerCluster) (Bridged, error) {
+	id := string(c.id)
+	var b Bridged
+	m, err := register(ctx, broker, l.Namespace, id, func(all *reservations) (*v1alpha1.Member, error) {
+		b = Bridged{}
+		uid := ""
+		if own := all.own(id); own != nil {
+			uid, b.Again = own.ClusterUID, own.registered && !own.bridged
+		}
+		r := Request{ClusterID: c.id, Broker: BrokerInfo{Namespace: l.Namespace}, Addresses: Addresses{Pods: c.pods, Services: c.services, Extra: c.global}}
+		j, err := r.decide(all, uid, discovery{})
+		if err != nil {
+			return nil, err
+		}
+		b.Notes = j.Notes
+		// The join of the cluster itself discovers its addresses again.
+		delete(j.Member.Annotations, annotationGiven)
+		j.Member.Annotations[v1alpha1.AnnotationBridge] = v1alpha1.BridgeLighthouse
+		return j.Member, nil
+	}, func(credential string) error { return grantRights(ctx, broker, l.Namespace, id, credential) })
+	b.Member = m
+	return b, err
+}
+
+// objects returns the account of the bridge, its rights, and the Deployment if there is an image.
+func (l LighthouseBridge) objects() []client.Object {
+	meta := metav1.ObjectMeta{Namespace: l.Namespace, Name: v1alpha1.LighthouseBridge, Labels: admin.Ours()}
+	bound := binding(l.Lighthouse, v1alpha1.LighthouseBridge, v1alpha1.LighthouseBridge, v1alpha1.LighthouseBridge)
+	bound.Subjects[0].Namespace = l.Namespace
+	objects := []client.Object{
+		&corev1.ServiceAccount{ObjectMeta: meta},
+		binding(l.Namespace, v1alpha1.LighthouseBridge, v1alpha1.LighthouseBridge, v1alpha1.LighthouseBridge),
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: l.Lighthouse, Name: v1alpha1.LighthouseBridge, Labels: admin.Ours()}, Rules: access.LighthouseRules()},
+		bound,
+		reviews(l.Namespace, "lighthouse-bridge", v1alpha1.LighthouseBridge),
+	}
+	if l.Image != "" {
+		d := brokerDeployment(meta, l.Image, "bridge", "--lighthouse-bridge="+l.Lighthouse)
+		objects = append(objects, d)
+	}
+	return objects
+}
+
+// grant lets the bridge act for all clusters that it represents.
+func (l LighthouseBridge) grant(ctx context.Context, broker client.Client) error {
+	members := &v1alpha1.MemberList{}
+	if err := broker.List(ctx, members, client.InNamespace(l.Namespace)); err != nil {
+		return fmt.Errorf("list members on the broker: %w", err)
+	}
+	var accounts []string
+	for _, m := range members.Items {
+		if m.Annotations[v1alpha1.AnnotationBridge] == v1alpha1.BridgeLighthouse && m.Spec.LeftAt == nil {
+			accounts = append(accounts, v1alpha1.MemberAccount(m.Name))
+		}
+	}
+	role := &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: v1alpha1.LighthouseBridge, Labels: admin.Ours()},
+		Rules:      access.BridgeRules(accounts),
+	}
+	return admin.Apply(ctx, broker, role)
+}
+
+// RemoveLighthouseBridge stops the bridge and removes its rights. Members that it represents stay registered, without a Lease that is
+// renewed: they join, or leave by ForceLeave.
+func RemoveLighthouseBridge(ctx context.Context, broker client.Client, namespace, lighthouse string) error {
+	meta := metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.LighthouseBridge}
+	there := metav1.ObjectMeta{Namespace: lighthouse, Name: v1alpha1.LighthouseBridge}
+	for _, obj := range []client.Object{
+		&appsv1.Deployment{ObjectMeta: meta}, &rbacv1.RoleBinding{ObjectMeta: there}, &rbacv1.Role{ObjectMeta: there},
+		&rbacv1.RoleBinding{ObjectMeta: meta}, &rbacv1.Role{ObjectMeta: meta}, reviews(namespace, "lighthouse-bridge", v1alpha1.LighthouseBridge),
+		&corev1.ServiceAccount{ObjectMeta: meta}, &coordinationv1.Lease{ObjectMeta: meta},
+	} {
+		if err := admin.DeleteIfThere(ctx, broker, obj, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// annotationAged begins the annotations by which Lighthouse remembers the ages of exports on a ServiceImport.
+const annotationAged = "timestamp.submariner.io/"
+
+// AdoptImports lets Isthmus take over the ServiceImports of a cluster that its Lighthouse has written, and returns their names. Stop
+// lighthouse-agent before. Their EndpointSlices of Lighthouse stay, so that its name server answers as before.
+func AdoptImports(ctx context.Context, member client.Client) (adopted []clusterset.ServiceName, err error) {
+	imports := &mcsv1beta1.ServiceImportList{}
+	if err := member.List(ctx, imports); err != nil {
+		return nil, fmt.Errorf("list ServiceImports: %w", err)
+	}
+	for i := range imports.Items {
+		si := &imports.Items[i]
+		if !isOfLighthouse(si) {
+			continue
+		}
+		before := si.DeepCopy()
+		metav1.SetMetaDataLabel(&si.ObjectMeta, v1alpha1.LabelManagedBy, v1alpha1.ManagedBy)
+		if err := member.Patch(ctx, si, client.MergeFrom(before), admin.FieldOwner); err != nil {
+			return adopted, fmt.Errorf("take over ServiceImport %s/%s: %w", si.Namespace, si.Name, err)
+		}
+		adopted = append(adopted, clusterset.ServiceName{Namespace: si.Namespace, Name: si.Name})
+	}
+	slices.SortFunc(adopted, clusterset.ServiceName.Compare)
+	return adopted, nil
+}
+
+// isOfLighthouse reports whether Lighthouse imported a ServiceImport. Those of its own cluster, in the namespace of Submariner, and
+// those of a broker in the same cluster say which Service they are about.
+func isOfLighthouse(si *mcsv1beta1.ServiceImport) bool {
+	if _, ok := si.Labels[mcsv1beta1.LabelServiceName]; ok {
+		return false
+	}
+	if _, ok := si.Annotations[mcsv1beta1.LabelServiceName]; ok || si.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy {
+		return false
+	}
+	for key := range si.Annotations {
+		if strings.HasPrefix(key, annotationAged) {
+			return true
+		}
+	}
+	return false
+}
