@@ -95,8 +95,12 @@ func (w *testbed) account(name string, rules []rbacv1.PolicyRule) {
 // token returns the configuration of a ServiceAccount.
 func (w *testbed) token(account string) *rest.Config {
 	w.Helper()
-	token, _, err := admin.RequestToken(w.Context(), w.admin, types.NamespacedName{Namespace: w.namespace, Name: account}, time.Hour, "")
-	w.noError(err)
+	var token string
+	// A server denies requests at first whose policies have a parameter of a kind that it has just learned.
+	w.eventually("a token", func() (err error) {
+		token, _, err = admin.RequestToken(w.Context(), w.admin, types.NamespacedName{Namespace: w.namespace, Name: account}, time.Hour, "")
+		return err
+	})
 	c := rest.AnonymousClientConfig(server.Config(w.T))
 	c.BearerToken = token
 	return c
