@@ -5,11 +5,8 @@ import (
 	"errors"
 	"log/slog"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 
-	"github.com/isthmus-net/isthmus/cmd/internal/status"
-	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/controlplane/broker/lighthouse"
 )
 
@@ -22,21 +19,5 @@ func runBridge(ctx context.Context, s settings, local *rest.Config, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	server, err := newServer(ctx, s, local, func() status.Controller { return describeBridge(b.State()) }, log)
-	if err != nil {
-		return err
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return server.Serve(ctx) })
-	group.Go(func() error { return b.Run(ctx) })
-	return group.Wait()
-}
-
-// describeBridge converts the State of a bridge into a status. A standby is ready.
-func describeBridge(s lighthouse.State) status.Controller {
-	c := status.Controller{Version: version.String(), Leader: s.Leader, Ready: s.Waiting == ""}
-	if s.Waiting != "" {
-		c.Waiting = []string{s.Waiting}
-	}
-	return c
+	return runBeside(ctx, s, local, func() (bool, string) { state := b.State(); return state.Leader, state.Waiting }, b.Run, log)
 }

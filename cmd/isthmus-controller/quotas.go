@@ -22,21 +22,25 @@ func runQuotaController(ctx context.Context, s settings, local *rest.Config, log
 	if err != nil {
 		return err
 	}
-	server, err := newServer(ctx, s, local, func() status.Controller { return describeQuotas(c.State()) }, log)
+	return runBeside(ctx, s, local, func() (bool, string) { state := c.State(); return state.Leader, state.Waiting }, c.Run, log)
+}
+
+// runBeside runs a controller beside a broker, and the HTTP server, until ctx ends. state tells whether it leads, and why it does not
+// act then; a standby is ready.
+func runBeside(ctx context.Context, s settings, local *rest.Config, state func() (leader bool, waiting string), run func(context.Context) error, log *slog.Logger) error {
+	server, err := newServer(ctx, s, local, func() status.Controller {
+		leader, waiting := state()
+		c := status.Controller{Version: version.String(), Leader: leader, Ready: waiting == ""}
+		if waiting != "" {
+			c.Waiting = []string{waiting}
+		}
+		return c
+	}, log)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return server.Serve(ctx) })
-	group.Go(func() error { return c.Run(ctx) })
+	group.Go(func() error { return run(ctx) })
 	return group.Wait()
-}
-
-// describeQuotas converts the State of a quota controller into a status. A standby is ready.
-func describeQuotas(s quotacontroller.State) status.Controller {
-	c := status.Controller{Version: version.String(), Leader: s.Leader, Ready: s.Waiting == ""}
-	if s.Waiting != "" {
-		c.Waiting = []string{s.Waiting}
-	}
-	return c
 }

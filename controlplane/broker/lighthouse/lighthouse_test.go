@@ -357,7 +357,7 @@ func TestMoveAndBack(t *testing.T) {
 	stopNew()
 	stopB()
 
-	// What changes in a cluster of either kind, the others see.
+	// The others see changes in a cluster of either kind.
 	c.lighthouseExports(long.Add(2*time.Minute), false)
 	for _, question := range []func(context.Context) (string, error){a.imports, b.imports, w.lighthouseAnswers} {
 		w.becomes(question, sorted(a, b))
