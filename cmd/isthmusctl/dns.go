@@ -101,6 +101,7 @@ func (f *changeFlags) bind(flags *pflag.FlagSet) {
 func dnsInstallCommand() *cobra.Command {
 	var d dnsFlags
 	var f changeFlags
+	var replace bool
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Add a server block for clusterset.local to CoreDNS and NodeLocal DNSCache",
@@ -109,9 +110,11 @@ cluster has it. The command shows the difference and asks for confirmation, keep
 and waits until every server answers queries from the agents of all nodes. A block that is up to date stays; run the
 command again when nodes that the block names were removed.
 
-It refuses a Corefile in which a foreign block has clusterset.local, and one without the plugin reload.`,
+It refuses a Corefile without the plugin reload, and one in which a foreign block has clusterset.local. With --replace it takes the
+place of that block in one write, so that pods always get answers, and keeps it as a comment for isthmusctl dns uninstall.`,
 		Example: `  isthmusctl dns install --dry-run
   isthmusctl dns install
+  isthmusctl dns install --replace    # instead of the name server of another implementation
   isthmusctl dns install --yes --coredns kube-system/rke2-coredns`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -123,7 +126,7 @@ It refuses a Corefile in which a foreign block has clusterset.local, and one wit
 			if err != nil {
 				return err
 			}
-			changed, err := f.change(cmd, c, found, installing(upstreams))
+			changed, err := f.change(cmd, c, found, installing(upstreams, replace))
 			if err != nil || f.dryRun {
 				return err
 			}
@@ -138,6 +141,7 @@ It refuses a Corefile in which a foreign block has clusterset.local, and one wit
 	d.bind(cmd.Flags())
 	d.bindUpstreams(cmd.Flags())
 	f.bind(cmd.Flags())
+	cmd.Flags().BoolVar(&replace, "replace", false, "take the place of a foreign server block for clusterset.local, which isthmusctl dns uninstall puts back")
 	cmd.Flags().BoolVar(&f.wait, "wait", true, "wait until every server answers")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 3*time.Minute, "the longest time to wait: the kubelet updates a changed file within about a minute, and CoreDNS checks it every 30 seconds")
 	return cmd
@@ -149,8 +153,9 @@ func dnsUninstallCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the server block for clusterset.local from CoreDNS and NodeLocal DNSCache",
-		Long: `Remove the server block of isthmusctl dns install from the Corefiles, and nothing else. The command shows the difference
-and asks for confirmation. Afterwards pods cannot resolve names of clusterset.local.`,
+		Long: `Remove the server block of isthmusctl dns install from the Corefiles, put back the one that it replaced, and change nothing else.
+The command shows the difference and asks for confirmation. Afterwards pods cannot resolve names of clusterset.local, unless a block
+was put back.`,
 		Example: `  isthmusctl dns uninstall --dry-run
   isthmusctl dns uninstall --yes`,
 		Args: usage.NoArgs,
@@ -170,7 +175,7 @@ and asks for confirmation. Afterwards pods cannot resolve names of clusterset.lo
 					}
 				}
 			}
-			return finish(cmd, changed, "the cluster's DNS no longer answers for clusterset.local after it reloads its Corefile")
+			return finish(cmd, changed, "the cluster's DNS no longer asks the agents for clusterset.local after it reloads its Corefile")
 		},
 	}
 	d.bind(cmd.Flags())

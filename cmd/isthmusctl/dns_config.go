@@ -106,9 +106,12 @@ func readConfigs(ctx context.Context, c client.Client, configs []dnsConfig) ([]*
 // edit returns the new Corefile of a config. It is called again after a conflicting write.
 type edit func(is *loadedConfig) (want string, err error)
 
-// installing returns the edit that adds or updates the stub.
-func installing(upstreams []string) edit {
+// installing returns the edit that adds or updates the stub, in the place of a foreign server block if replace says so.
+func installing(upstreams []string, replace bool) edit {
 	return func(is *loadedConfig) (string, error) {
+		if replace {
+			is.parts = is.parts.replacing()
+		}
 		if err := is.parts.refusal(); err != nil {
 			return "", fmt.Errorf("%s: %w", is, err)
 		}
@@ -123,7 +126,7 @@ func installing(upstreams []string) edit {
 	}
 }
 
-// uninstalling is the edit that removes the stub.
+// uninstalling is the edit that removes the stub, and puts back what that replaced.
 func uninstalling(is *loadedConfig) (string, error) { return is.parts.with(nil), nil }
 
 // apply edits the ConfigMap. It keeps concurrent changes of other writers, and repeats the edit on them.

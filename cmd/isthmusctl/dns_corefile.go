@@ -29,13 +29,21 @@ type stub struct {
 	Directives []string
 	// Upstreams are tried in this order.
 	Upstreams []string
+	// Replaced is the text of the foreign server block in whose place the stub stands, or "". The stub keeps it as a comment.
+	Replaced string
 }
+
+// replacedMark begins each line of what a stub replaces.
+const replacedMark = "#| "
 
 // String formats the stub for a Corefile. It has no cache, so that changes are visible at once, and tries the next upstream
 // as soon as one refuses or does not answer.
 func (s stub) String() string {
 	var b strings.Builder
 	b.WriteString(stubBegin)
+	for line := range strings.Lines(s.Replaced) {
+		b.WriteString(replacedMark + line)
+	}
 	fmt.Fprintf(&b, "%s {\n    errors\n", s.Key)
 	for _, d := range s.Directives {
 		fmt.Fprintf(&b, "    %s\n", d)
@@ -48,13 +56,16 @@ func (s stub) String() string {
 // corefile is the configuration of a CoreDNS, in parts.
 type corefile struct {
 	before, own, after string // own is the stub, or ""
+	replaced           string // what the stub replaces, or ""
 	blocks             []serverBlock
 }
 
-// serverBlock is a foreign server block, with the tokens of each line.
+// serverBlock is a foreign server block, with the tokens of each line. In the text around the stub it begins with line first and
+// ends with line last, counted from 0.
 type serverBlock struct {
-	keys  []string
-	lines [][]string
+	keys        []string
+	lines       [][]string
+	first, last int
 }
 
 // parseCorefile parses a Corefile. Its error names what to correct in it.
@@ -64,10 +75,36 @@ func parseCorefile(text string) (corefile, error) {
 	if c.before, c.own, c.after, err = cutStub(text); err != nil {
 		return corefile{}, err
 	}
-	if c.blocks, err = parseBlocks(c.before + "\n" + c.after); err != nil {
+	for line := range strings.Lines(c.own) {
+		if was, ok := strings.CutPrefix(line, replacedMark); ok {
+			c.replaced += was
+		}
+	}
+	if c.blocks, err = parseBlocks(c.before + c.after); err != nil {
 		return corefile{}, err
 	}
 	return c, nil
+}
+
+// replacing returns c with the place of its foreign block for the zone as that of the stub. It returns c itself if there is a stub, or
+// not exactly one such block, or if that has other zones too.
+func (c corefile) replacing() corefile {
+	isOfZone := func(b serverBlock) bool {
+		return !slices.ContainsFunc(b.keys, func(key string) bool { return zoneOf(key) != clusterSetZone })
+	}
+	i := slices.IndexFunc(c.blocks, isOfZone)
+	if c.own != "" || i < 0 || slices.ContainsFunc(c.blocks[i+1:], isOfZone) {
+		return c
+	}
+	b := c.blocks[i]
+	lines := slices.Collect(strings.Lines(c.after))
+	join := func(lines []string) string { return strings.Join(lines, "") }
+	c.before, c.replaced, c.after = join(lines[:b.first]), join(lines[b.first:b.last+1]), join(lines[b.last+1:])
+	if !strings.HasSuffix(c.replaced, "\n") {
+		c.replaced += "\n"
+	}
+	c.blocks = slices.Delete(slices.Clone(c.blocks), i, i+1)
+	return c
 }
 
 // cutStub splits a Corefile at the stub.
@@ -93,10 +130,10 @@ func cutStub(text string) (before, own, after string, err error) {
 	return text[:begin], text[begin:end], text[end:], nil
 }
 
-// with returns the Corefile with another stub, or without one. It keeps the other text byte by byte.
+// with returns the Corefile with another stub, or without one and with what that replaced. It keeps the other text byte by byte.
 func (c corefile) with(s *stub) string {
 	if s == nil {
-		return c.before + c.after
+		return c.before + c.replaced + c.after
 	}
 	return c.before + s.String() + c.after
 }
@@ -109,7 +146,7 @@ func (c corefile) refusal() error {
 	for _, b := range c.blocks {
 		for _, key := range b.keys {
 			if zoneOf(key) == clusterSetZone {
-				return fmt.Errorf("%w: the server block %q; remove it first, or leave the name resolution to it", errForeignZone, key)
+				return fmt.Errorf("%w: the server block %q; let this one take its place with --replace, or leave the name resolution to it", errForeignZone, key)
 			}
 		}
 		for _, line := range b.lines {
@@ -133,7 +170,7 @@ func (c corefile) stub(upstreams []string) (stub, error) {
 	if !ok {
 		return stub{}, errors.New("it has no server block for cluster.local or for all names; give the Corefile of the cluster's DNS")
 	}
-	s := stub{Key: clusterSetZone, Upstreams: upstreams}
+	s := stub{Key: clusterSetZone, Upstreams: upstreams, Replaced: c.replaced}
 	if _, port := splitKey(key); port != "" {
 		s.Key += ":" + port
 	}
@@ -225,13 +262,19 @@ func parseBlocks(text string) ([]serverBlock, error) {
 	}
 	var blocks []serverBlock
 	var keys []string
-	depth := 0
-	for _, line := range lines {
+	depth, first := 0, 0
+	for number, line := range lines {
+		if len(line) == 0 {
+			continue
+		}
 		opens, closes := line[len(line)-1] == "{", line[0] == "}"
 		switch {
 		case depth == 0 && closes:
 			return nil, errors.New("it has a closing brace without an opening one; correct it first")
 		case depth == 0:
+			if len(keys) == 0 {
+				first = number
+			}
 			for _, word := range line {
 				if word = strings.Trim(word, ","); word != "{" && word != "" {
 					keys = append(keys, word)
@@ -241,7 +284,7 @@ func parseBlocks(text string) ([]serverBlock, error) {
 				if len(keys) == 0 {
 					return nil, errors.New("a server block has no zone; correct it first")
 				}
-				blocks, keys = append(blocks, serverBlock{keys: keys}), nil
+				blocks, keys = append(blocks, serverBlock{keys: keys, first: first}), nil
 			}
 		case !closes:
 			b := &blocks[len(blocks)-1]
@@ -249,6 +292,7 @@ func parseBlocks(text string) ([]serverBlock, error) {
 		}
 		if closes {
 			depth--
+			blocks[len(blocks)-1].last = number
 		}
 		if opens {
 			depth++
@@ -260,7 +304,7 @@ func parseBlocks(text string) ([]serverBlock, error) {
 	return blocks, nil
 }
 
-// words returns the words of each non-empty line, without comments. It joins quoted words and drops the quotes.
+// words returns the words of each line, without comments. It joins quoted words and drops the quotes.
 func words(text string) ([][]string, error) {
 	var lines [][]string
 	for line := range strings.Lines(text) {
@@ -280,9 +324,7 @@ func words(text string) ([][]string, error) {
 			}
 			found, rest = append(found, word), after
 		}
-		if len(found) > 0 {
-			lines = append(lines, found)
-		}
+		lines = append(lines, found)
 	}
 	return lines, nil
 }

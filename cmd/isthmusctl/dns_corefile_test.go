@@ -139,6 +139,55 @@ func TestInstallAndUninstallKeepForeignText(t *testing.T) {
 	})
 }
 
+// A stub that replaces a foreign block stands in its place, also after it is renewed, and gives the place back.
+func TestReplacing(t *testing.T) {
+	const (
+		marked  = "#lighthouse-start AUTO-GENERATED SECTION\n"
+		foreign = "clusterset.local:53 {\n    forward . 10.96.7.7 {\n        max_fails 2\n    }\n}\n"
+	)
+	for name, text := range map[string]string{
+		"on top":          foreign + usual,
+		"at the end":      usual + marked + foreign + "#lighthouse-end\n",
+		"two lines":       usual + "clusterset.local:53\n{\n}\n",
+		"without an end":  usual + strings.TrimSuffix(foreign, "\n"),
+		"Windows":         strings.ReplaceAll(usual+foreign+usual, "\n", "\r\n"),
+		"without another": usual,
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := mustParse(t, text).replacing()
+			if err := c.refusal(); err != nil {
+				t.Fatal(err)
+			}
+			s, err := c.stub([]string{"169.254.20.53"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			installed := mustParse(t, c.with(&s)).replacing()
+			if len(installed.blocks) != len(c.blocks) || installed.refusal() != nil {
+				t.Errorf("the replaced block is still there:\n%s", c.with(&s))
+			}
+			other, err := installed.stub([]string{"10.96.0.1"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := strings.TrimSuffix(text, "\n")
+			if have := mustParse(t, installed.with(&other)).with(nil); strings.TrimSuffix(have, "\n") != want {
+				t.Errorf("put back:\n%s", diff("", text, have))
+			}
+		})
+	}
+	for name, text := range map[string]string{
+		"other zones":     usual + "clusterset.local:53 example.org:53 {\n}\n",
+		"two":             usual + foreign + strings.ReplaceAll(foreign, ":53", ":54"),
+		"a line":          strings.Replace(usual, "kubernetes cluster.local", "kubernetes cluster.local clusterset.local", 1),
+		"beside the stub": stubBegin + stubEnd + usual + foreign,
+	} {
+		if err := mustParse(t, text).replacing().refusal(); !errors.Is(err, errForeignZone) {
+			t.Errorf("%s: %v, want a refusal", name, err)
+		}
+	}
+}
+
 func TestCorefileRefusal(t *testing.T) {
 	tests := map[string]struct {
 		corefile string

@@ -162,7 +162,7 @@ func (d *dnsTestbed) change(t *testing.T, f changeFlags, typed string, e edit) (
 
 func TestDNSInstallAndUninstall(t *testing.T) {
 	d := newDNSTestbed(t, withDNS())
-	install := installing([]string{"169.254.20.53", "10.96.0.53"})
+	install := installing([]string{"169.254.20.53", "10.96.0.53"}, false)
 	for _, step := range []struct {
 		name    string
 		flags   changeFlags
@@ -177,7 +177,7 @@ func TestDNSInstallAndUninstall(t *testing.T) {
 		{"nobody exists", changeFlags{}, "", install, true, "--yes", 0},
 		{"a person says yes", changeFlags{}, "y\n", install, true, "", 2},
 		{"again", changeFlags{}, "", install, false, "", 2},
-		{"renewed", changeFlags{yes: true}, "", installing([]string{"169.254.20.53"}), true, "", 2},
+		{"renewed", changeFlags{yes: true}, "", installing([]string{"169.254.20.53"}, false), true, "", 2},
 		{"uninstalled", changeFlags{yes: true}, "", uninstalling, true, "", 0},
 		{"again nothing", changeFlags{}, "", uninstalling, false, "", 0},
 	} {
@@ -215,7 +215,7 @@ func TestDNSInstallKeepsForeignEdits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDNSTestbed(t, withDNS())
-			install := installing([]string{"169.254.20.53"})
+			install := installing([]string{"169.254.20.53"}, false)
 			calls := 0
 			_, err := d.change(t, changeFlags{yes: true}, "", func(is *loadedConfig) (string, error) {
 				want, err := install(is)
@@ -254,7 +254,7 @@ func TestDNSInstallRefuses(t *testing.T) {
 				}
 			})
 			d := newDNSTestbed(t, w)
-			if _, err := d.change(t, changeFlags{yes: true}, "", installing([]string{"169.254.20.53"})); err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "node-local-dns") {
+			if _, err := d.change(t, changeFlags{yes: true}, "", installing([]string{"169.254.20.53"}, false)); err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "node-local-dns") {
 				t.Errorf("error %v, want %q", err, tc.says)
 			}
 			if d.sites[0].text != usual {
@@ -341,7 +341,7 @@ upstreams, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := d.change(t, changeFlags{yes: true}, "", installing(upstreams)); err != nil {
+				if _, err := d.change(t, changeFlags{yes: true}, "", installing(upstreams, false)); err != nil {
 					t.Fatal(err)
 				}
 			}
