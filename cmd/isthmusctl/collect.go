@@ -20,6 +20,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
@@ -387,6 +388,19 @@ func (c *collector) brokers(ctx context.Context) (map[string]bool, error) {
 	return found, nil
 }
 
+// addForeign notes a ServiceImport of another controller, and reports whether it is one. A copy in another namespace than that of its
+// Service, such as Lighthouse's, concerns no user and is not noted.
+func (s *servicesReport) addForeign(si mcsv1beta1.ServiceImport) bool {
+	if slices.Contains(writers.Own(), si.Labels[v1alpha1.LabelManagedBy]) {
+		return false
+	}
+	_, isCopy := si.Labels[mcsv1beta1.LabelServiceName]
+	if _, annotated := si.Annotations[mcsv1beta1.LabelServiceName]; !isCopy && !annotated {
+		s.Foreign = append(s.Foreign, si.Namespace+"/"+si.Name)
+	}
+	return true
+}
+
 // services counts exports and imports, and collects the conditions that need attention. They concern users: a Service in
 // conflict does not make Isthmus unready.
 func (c *collector) services(ctx context.Context, r *report) error {
@@ -406,6 +420,9 @@ func (c *collector) services(ctx context.Context, r *report) error {
 		}
 	}
 	imports.Items = slices.DeleteFunc(imports.Items, func(i mcsv1beta1.ServiceImport) bool { return brokers[i.Namespace] })
+	if r.Member != nil || r.Federation != nil {
+		imports.Items = slices.DeleteFunc(imports.Items, r.Services.addForeign)
+	}
 	r.Services.Exports, r.Services.Imports = len(exports.Items), len(imports.Items)
 	note := func(kind string, o metav1.Object, conditions []metav1.Condition) {
 		for _, cond := range conditions {

@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/writers"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 )
 
 // servicePath holds the objects of one Service of the ClusterSet on a cluster's API server.
@@ -165,6 +166,9 @@ func (r *servicePath) importLink() status.Link {
 	if by := r.imported.Labels[v1alpha1.LabelManagedBy]; r.cluster != "" && !slices.Contains(writers.Own(), by) {
 		l.State, l.Text = status.LinkBroken, fmt.Sprintf("another controller wrote the ServiceImport (label %s=%q), so no cluster is reached by it", v1alpha1.LabelManagedBy, by)
 		l.Fix = fmt.Sprintf("delete it, and Isthmus imports the service: kubectl delete serviceimport %s -n %s", r.key.Name, r.key.Namespace)
+		if membership.IsOfLighthouse(r.imported) {
+			l.Fix = "stop lighthouse-agent, and let Isthmus take over its imports: isthmusctl lighthouse adopt"
+		}
 		return l
 	}
 	cond := meta.FindStatusCondition(r.imported.Status.Conditions, string(mcsv1beta1.ServiceImportConditionReady))

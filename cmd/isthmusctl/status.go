@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -154,6 +155,8 @@ type servicesReport struct {
 	Exports    int               `json:"exports"`
 	Imports    int               `json:"imports"`
 	Conditions []conditionReport `json:"conditions,omitempty"` // conditions that need attention
+	// Foreign are ServiceImports of another controller in a member, as namespace/name: neither imported nor served.
+	Foreign []string `json:"foreign,omitempty"`
 }
 
 type conditionReport struct {
@@ -283,8 +286,12 @@ func (r *report) writeConditions(w textWriter) {
 	}
 }
 
-// writeHolds prints the drained members and the held exports.
+// writeHolds prints the drained members, the held exports and the imports that nobody serves.
 func (r *report) writeHolds(w textWriter) {
+	if n := len(r.Services.Foreign); n > 0 {
+		w.line("\nnot imported: %s written by another controller, so agents do not serve %s: %s; isthmusctl explain SERVICE says what to do",
+			map[bool]string{true: "1 ServiceImport is", false: strconv.Itoa(n) + " ServiceImports are"}[n == 1], map[bool]string{true: "it", false: "them"}[n == 1], fewOf(r.Services.Foreign))
+	}
 	for _, d := range r.Agents.drained() {
 		w.line("\ndrained: member %s does not answer packets from %s; new connections there go to other clusters", d.member, d.nodes)
 	}
@@ -321,9 +328,14 @@ func (a agentsReport) drained() (all []drainedMember) {
 
 // nodesText names a few nodes for a sentence.
 func nodesText(nodes []string) string {
+	return map[bool]string{true: "node ", false: "nodes "}[len(nodes) == 1] + fewOf(nodes)
+}
+
+// fewOf names the first ones and counts the rest.
+func fewOf(names []string) string {
 	const few = 3
-	text := map[bool]string{true: "node ", false: "nodes "}[len(nodes) == 1] + strings.Join(nodes[:min(len(nodes), few)], ", ")
-	if more := len(nodes) - few; more > 0 {
+	text := strings.Join(names[:min(len(names), few)], ", ")
+	if more := len(names) - few; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text

@@ -115,7 +115,7 @@ func healthy() cluster {
 			&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello"}, Status: mcsv1beta1.ServiceExportStatus{Conditions: []metav1.Condition{
 				{Type: "Valid", Status: "True", Reason: "Valid"}, {Type: "Conflict", Status: "False", Reason: "NoConflicts"},
 			}}},
-			&mcsv1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello"}},
+			&mcsv1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello", Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}}},
 		},
 		answers: map[string]any{
 			"c-1:9471":  status.Controller{Version: "v1", Leader: true, Ready: true, Broker: status.Broker{Server: "https://broker", Reachable: true}},
@@ -274,6 +274,16 @@ held: 12 exports of member c.eu vanished together and stay imported; if this is 
 ready
 `,
 		},
+		"imports of another controller": {change: func(c *cluster) {
+			of := func(name string, labels map[string]string) client.Object {
+				return &mcsv1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: name, Labels: labels}}
+			}
+			c.objects = append(c.objects, of("theirs", nil), of("other", map[string]string{v1alpha1.LabelManagedBy: "other"}), of("a-copy", map[string]string{mcsv1beta1.LabelServiceName: "theirs"}))
+		}, want: summaryOfA + nodesOfA + `
+not imported: 2 ServiceImports are written by another controller, so agents do not serve them: demo/other, demo/theirs; isthmusctl explain SERVICE says what to do
+
+ready
+`},
 		"nothing is installed": {change: func(c *cluster) { c.objects = nil }, want: `
 cluster     not a member
 controller  0 of 0 ready

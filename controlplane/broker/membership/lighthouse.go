@@ -229,7 +229,7 @@ func AdoptImports(ctx context.Context, member client.Client) (adopted []clusters
 	}
 	for i := range imports.Items {
 		si := &imports.Items[i]
-		if !isOfLighthouse(si) {
+		if !IsOfLighthouse(si) {
 			continue
 		}
 		before := si.DeepCopy()
@@ -243,9 +243,9 @@ func AdoptImports(ctx context.Context, member client.Client) (adopted []clusters
 	return adopted, nil
 }
 
-// isOfLighthouse reports whether Lighthouse imported a ServiceImport. Those of its own cluster, in the namespace of Submariner, and
+// IsOfLighthouse reports whether Lighthouse imported a ServiceImport of a member. Those of its own cluster, in the namespace of Submariner, and
 // those of a broker in the same cluster say which Service they are about.
-func isOfLighthouse(si *mcsv1beta1.ServiceImport) bool {
+func IsOfLighthouse(si *mcsv1beta1.ServiceImport) bool {
 	if _, ok := si.Labels[mcsv1beta1.LabelServiceName]; ok {
 		return false
 	}
