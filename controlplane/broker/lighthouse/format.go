@@ -77,11 +77,16 @@ func byAge(annotations map[string]string) []clusterset.ClusterID {
 }
 
 // inputsOf returns the objects that cluster id has of a Service, as far as its aggregate and its EndpointSlices on Submariner's broker
-// tell. They are empty if the cluster does not export the Service. Times in the future count as unknown.
+// tell. They are empty if the cluster does not export the Service: then it has no slice, the first object that Lighthouse deletes. The
+// aggregate is missing without a reason when a Lighthouse before lighthouse#1675 starts in the cluster of the broker. Times in the
+// future count as unknown.
 func inputsOf(id clusterset.ClusterID, name clusterset.ServiceName, aggregate *v1beta1.ServiceImport, all []*discoveryv1.EndpointSlice, now time.Time) export.Inputs {
 	own := slices.DeleteFunc(slices.Clone(all), func(es *discoveryv1.EndpointSlice) bool { return clusterOf(es) != id })
-	if aggregate == nil || !lists(aggregate, id) || len(own) == 0 {
+	if len(own) == 0 {
 		return export.Inputs{}
+	}
+	if aggregate == nil {
+		aggregate = &v1beta1.ServiceImport{Spec: v1beta1.ServiceImportSpec{Type: typeOfSlice(own[0])}}
 	}
 	slices.SortFunc(own, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
 	meta := metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}
@@ -102,6 +107,14 @@ func inputsOf(id clusterset.ClusterID, name clusterset.ServiceName, aggregate *v
 	return in
 }
 
+// typeOfSlice returns the type of the Service of a slice on Submariner's broker.
+func typeOfSlice(es *discoveryv1.EndpointSlice) v1beta1.ServiceImportType {
+	if es.Labels[labelHeadless] == "true" {
+		return v1beta1.Headless
+	}
+	return v1beta1.ClusterSetIP
+}
+
 // exportedAt returns the age of a cluster's ServiceExport, or else that of the oldest of its slices.
 func exportedAt(id clusterset.ClusterID, aggregate *v1beta1.ServiceImport, own []*discoveryv1.EndpointSlice, now time.Time) metav1.Time {
 	if ns, err := strconv.ParseInt(aggregate.Annotations[timestampPrefix+string(id)], 10, 64); err == nil && ns > 0 && ns < now.UnixNano() {
@@ -118,6 +131,7 @@ func exportedAt(id clusterset.ClusterID, aggregate *v1beta1.ServiceImport, own [
 func serviceSpec(aggregate v1beta1.ServiceImportSpec, own []*discoveryv1.EndpointSlice) corev1.ServiceSpec {
 	spec := corev1.ServiceSpec{
 		Type: corev1.ServiceTypeClusterIP, SessionAffinity: aggregate.SessionAffinity, SessionAffinityConfig: aggregate.SessionAffinityConfig,
+		InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster), // the default; Lighthouse does not tell it
 	}
 	if aggregate.Type == v1beta1.Headless {
 		spec.ClusterIPs = []string{corev1.ClusterIPNone}

@@ -296,11 +296,19 @@ func (m *mirror) createAggregate(ctx context.Context, name clusterset.ServiceNam
 		},
 		Spec: v1beta1.ServiceImportSpec{Type: typeOf(oldest), Ports: []v1beta1.ServicePort{}},
 	}
+	for id, x := range exporters {
+		maps.Copy(si.Annotations, annotationsOf(id, x))
+	}
 	if si.Spec.Type == v1beta1.ClusterSetIP {
 		si.Annotations[v1alpha1.AnnotationUseClusterSetIP] = "false"
 		si.Spec.SessionAffinity, si.Spec.SessionAffinityConfig = affinityOf(oldest)
 	}
 	return describe(name, m.client.Create(ctx, si, client.FieldOwner(v1alpha1.FieldOwner)))
+}
+
+// annotationsOf returns what an aggregate says about an exporter.
+func annotationsOf(id clusterset.ClusterID, x exporter) map[string]string {
+	return map[string]string{markedCluster + string(id): "", timestampPrefix + string(id): strconv.FormatInt(x.export.ExportedAt.UnixNano(), 10)}
 }
 
 func affinityOf(e clusterset.Export) (corev1.ServiceAffinity, *corev1.SessionAffinityConfig) {
@@ -318,7 +326,7 @@ func (m *mirror) updateAggregate(ctx context.Context, name clusterset.ServiceNam
 	want := have.DeepCopy()
 	changed := false
 	for id, x := range exporters {
-		for key, value := range map[string]string{markedCluster + string(id): "", timestampPrefix + string(id): strconv.FormatInt(x.export.ExportedAt.UnixNano(), 10)} {
+		for key, value := range annotationsOf(id, x) {
 			if v, ok := want.Annotations[key]; !ok || v != value {
 				metav1.SetMetaDataAnnotation(&want.ObjectMeta, key, value)
 				changed = true
