@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images check unit test test-kernels race soak demo demo-down demo-gateway demo-gateway-down conformance-report
+.PHONY: help generate build images check unit test test-kernels race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ demo-gateway-down: ## remove what demo-gateway made
 
 conformance-report: ## the MCS API's own suite against two real clusters; SUITE is a clone of its repository, FAMILIES such as ipv6-first
 	go run ./e2e/conformance --suite $(or $(SUITE),../mcs-api) --families=$(FAMILIES)
+
+migration: ## move a ClusterSet of Submariner with the real Lighthouse to Isthmus and back; LIGHTHOUSE is a clone of its repository
+	go run ./e2e/migration --lighthouse $(or $(LIGHTHOUSE),../lighthouse)
 
 bench-%: ## one benchmark, such as bench-dataplane
 	go run ./tools/bench $*

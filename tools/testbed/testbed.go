@@ -51,6 +51,8 @@ type Config struct {
 	Name  string // of the lab; testbeds of different names share nothing
 	Guest bool   // whether there is a cluster Guest
 	Zone  string // label of all nodes; empty means none
+	// Topology is that of the lab for Prepare, which then needs no Members; empty means that of Up.
+	Topology string
 	// Families are the address families of members; by default both, IPv4 first.
 	Families map[string]topology.Families
 	// AgentArgs are further flags of the agents, by member.
@@ -81,6 +83,26 @@ type Testbed struct {
 // Up brings the lab up, builds and loads the images, and installs Isthmus in every member. When it
 // returns, `isthmusctl status --wait` has succeeded everywhere. The error names the step.
 func Up(ctx context.Context, cfg Config) (*Testbed, error) {
+	tb, err := Prepare(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := tb.labelZone(ctx); err != nil {
+		return nil, err
+	}
+	for _, member := range cfg.NodeLocalDNS {
+		if err := tb.startNodeLocalDNS(ctx, member); err != nil {
+			return nil, fmt.Errorf("start NodeLocal DNSCache in %s: %w", member, err)
+		}
+	}
+	if err := tb.install(ctx); err != nil {
+		return nil, err
+	}
+	return tb, nil
+}
+
+// Prepare is Up without the installation: the lab is up, and its nodes have the images.
+func Prepare(ctx context.Context, cfg Config) (*Testbed, error) {
 	tb, err := open(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -106,21 +128,8 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 	if err := tb.Lab.LoadImages(ctx, tb.archives...); err != nil {
 		return nil, fmt.Errorf("load images: %w", err)
 	}
-	if tb.digest, err = digestOf(tb.archives); err != nil {
-		return nil, err
-	}
-	if err := tb.labelZone(ctx); err != nil {
-		return nil, err
-	}
-	for _, member := range cfg.NodeLocalDNS {
-		if err := tb.startNodeLocalDNS(ctx, member); err != nil {
-			return nil, fmt.Errorf("start NodeLocal DNSCache in %s: %w", member, err)
-		}
-	}
-	if err := tb.install(ctx); err != nil {
-		return nil, err
-	}
-	return tb, nil
+	tb.digest, err = digestOf(tb.archives)
+	return tb, err
 }
 
 // AddNode adds a node to a cluster, with all images. No other method may run meanwhile. The caller removes it by Lab.RemoveNode.
@@ -158,6 +167,9 @@ func open(ctx context.Context, cfg Config) (*Testbed, error) {
 
 // shape returns the topology of cfg, "" for the default one.
 func shape(cfg Config) string {
+	if cfg.Topology != "" {
+		return cfg.Topology
+	}
 	shape := topology.Default
 	if cfg.Guest {
 		shape += " " + Guest + ":1"
@@ -182,6 +194,9 @@ func repository(ctx context.Context) (string, error) {
 	}
 	return filepath.Dir(strings.TrimSpace(string(out))), nil
 }
+
+// Root is the folder of this repository.
+func (tb *Testbed) Root() string { return tb.root }
 
 // Step says what is being done, and how long after the start.
 func (tb *Testbed) Step(format string, args ...any) {
