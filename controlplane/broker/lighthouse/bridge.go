@@ -33,6 +33,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -116,17 +117,8 @@ func New(cfg Config) (*Bridge, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b, mgr.Add(leading(b.lead))
+	return b, mgr.Add(manager.RunnableFunc(b.lead)) // which runs only while this process holds the Lease
 }
-
-// leading is a part of the manager that runs only while this process holds the Lease.
-type leading func(context.Context) error
-
-// Start is part of manager.Runnable.
-func (l leading) Start(ctx context.Context) error { return l(ctx) }
-
-// NeedLeaderElection is part of manager.LeaderElectionRunnable.
-func (leading) NeedLeaderElection() bool { return true }
 
 // Run runs the Bridge until ctx ends, or until it loses the Lease, which is an error. It deletes none of its objects.
 func (b *Bridge) Run(ctx context.Context) error {

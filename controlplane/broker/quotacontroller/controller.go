@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -114,17 +115,8 @@ func New(cfg Config) (*Controller, error) {
 	if err := c.createCaches(scheme); err != nil {
 		return nil, err
 	}
-	return c, mgr.Add(leading(c.lead))
+	return c, mgr.Add(manager.RunnableFunc(c.lead)) // which runs only while this process holds the Lease
 }
-
-// leading is a part of the manager that runs only while this process holds the Lease.
-type leading func(context.Context) error
-
-// Start is part of manager.Runnable.
-func (l leading) Start(ctx context.Context) error { return l(ctx) }
-
-// NeedLeaderElection is part of manager.LeaderElectionRunnable.
-func (leading) NeedLeaderElection() bool { return true }
 
 // Run runs the controller until ctx ends, or until it loses the Lease, which is an error.
 func (c *Controller) Run(ctx context.Context) error {
