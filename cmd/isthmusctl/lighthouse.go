@@ -44,7 +44,8 @@ Submariner's broker that are no members of Isthmus.
 
 The command registers each of them as a member, by the addresses that it has registered with Submariner, and runs the
 bridge, which exports for them. A cluster that joins Isthmus later keeps its registration. A member that is named
-runs Lighthouse again from now on: stop its isthmus-controller before. Nothing of Submariner is changed.
+runs Lighthouse again from now on: stop its isthmus-controller before, which the command checks by its Lease. Nothing of
+Submariner is changed.
 
 Both brokers must be namespaces of one cluster. Without --image, run isthmus-controller --lighthouse-bridge elsewhere,
 with a token of ServiceAccount isthmus-lighthouse-bridge.`,
@@ -57,6 +58,11 @@ with a token of ServiceAccount isthmus-lighthouse-bridge.`,
 			c, err := t.connect()
 			if err != nil {
 				return err
+			}
+			if len(args) > 0 {
+				if _, err := fmt.Fprintln(cmd.ErrOrStderr(), "waiting until no isthmus-controller of these clusters renews its Lease"); err != nil {
+					return err
+				}
 			}
 			bridged, err := membership.DeployLighthouseBridge(cmd.Context(), c, l)
 			for _, b := range bridged {

@@ -46,6 +46,7 @@ const (
 	installNS   = "isthmus-system"
 	shop        = "shop"
 	timeScale   = 0.05
+	silence     = time.Second // four renewals of a Lease
 	agent       = "lighthouse-agent.submariner.io"
 	ofNamespace = "lighthouse.submariner.io/sourceNamespace"
 )
@@ -131,7 +132,7 @@ func (w *world) eventually(check func() error) {
 // bridge runs the bridge with its rights until the end of the test.
 func (w *world) bridge(ids ...clusterset.ClusterID) {
 	w.Helper()
-	bridged, err := membership.DeployLighthouseBridge(w.Context(), w.admin, membership.LighthouseBridge{Namespace: brokerNS, Lighthouse: submariner, Clusters: ids})
+	bridged, err := membership.DeployLighthouseBridge(w.Context(), w.admin, membership.LighthouseBridge{Namespace: brokerNS, Lighthouse: submariner, Clusters: ids, Silence: silence})
 	w.noError(err)
 	for _, b := range bridged {
 		w.Log("the bridge acts for", b.Member.Name, b.Again, b.Notes)
@@ -387,6 +388,10 @@ func TestMoveAndBack(t *testing.T) {
 
 	w.headless(a)
 	stopOld, stopB = w.ask("c", w.lighthouseAnswers, all), w.ask("b", b.imports, all)
+	_, err := membership.DeployLighthouseBridge(t.Context(), w.admin, membership.LighthouseBridge{Namespace: brokerNS, Lighthouse: submariner, Clusters: []clusterset.ClusterID{"a"}, Silence: silence})
+	if err == nil || !strings.Contains(err.Error(), "cluster a: its isthmus-controller still runs") {
+		t.Errorf("while the controller of a runs: %v", err)
+	}
 	a.stop()
 	w.bridge("a")
 	w.settle()

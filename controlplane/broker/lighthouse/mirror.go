@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -41,12 +42,33 @@ type mirror struct {
 	broker    *brokerclient.Broker
 	bridged   func(clusterset.ClusterID) bool
 	log       *slog.Logger
+	told      sync.Map // clusterset.ServiceName -> the refusals last logged
+}
+
+// refusal is why an export is not mirrored.
+type refusal struct {
+	cluster clusterset.ClusterID
+	why     string
+}
+
+// report logs the exports of a Service that are not mirrored, if they or the reasons have changed.
+func (m *mirror) report(name clusterset.ServiceName, refused []refusal) {
+	if len(refused) == 0 {
+		m.told.Delete(name)
+		return
+	}
+	if was, ok := m.told.Swap(name, refused); ok && slices.Equal(was.([]refusal), refused) { //nolint:forcetypeassert // nothing else is stored
+		return
+	}
+	for _, r := range refused {
+		m.log.Warn("an export is not mirrored: "+r.why, "namespace", name.Namespace, "service", name.Name, "cluster", string(r.cluster))
+	}
 }
 
 // mirror mirrors what p sees of the ClusterSet until ctx ends.
 func (b *Bridge) mirror(ctx context.Context, p *proxy) error {
 	options := b.options()
-	options.Reconciler = &mirror{b.client, b.cfg.Lighthouse, b.store, p.broker, b.isBridgedID, b.cfg.Log}
+	options.Reconciler = &mirror{client: b.client, namespace: b.cfg.Lighthouse, store: b.store, broker: p.broker, bridged: b.isBridgedID, log: b.cfg.Log}
 	c, err := controller.NewUnmanaged("mirror", options)
 	if err != nil {
 		return fmt.Errorf("prepare the mirror: %w", err)
@@ -105,12 +127,13 @@ func (m *mirror) sync(ctx context.Context, name clusterset.ServiceName, exporter
 func (m *mirror) exporters(name clusterset.ServiceName, aggregate *v1beta1.ServiceImport, have []*discoveryv1.EndpointSlice) map[clusterset.ClusterID]exporter {
 	all := m.broker.Slices(name, true)
 	found := map[clusterset.ClusterID]exporter{}
+	var refused []refusal
 	for _, e := range m.broker.Exports(name) {
 		if m.bridged(e.Cluster) {
 			continue
 		}
 		if aggregate != nil && aggregate.Spec.Type != typeOf(e) {
-			m.log.Warn("the clusters that run Lighthouse have a Service of another type, so an export is not mirrored", "namespace", name.Namespace, "service", name.Name, "cluster", string(e.Cluster))
+			refused = append(refused, refusal{e.Cluster, "the clusters that run Lighthouse have a Service of another type"})
 			continue
 		}
 		x := exporter{export: e}
@@ -119,16 +142,21 @@ func (m *mirror) exporters(name clusterset.ServiceName, aggregate *v1beta1.Servi
 				x.slices = append(x.slices, es)
 			}
 		}
-		if x.slices = m.convert(e, x.slices, have); len(x.slices) > 0 {
+		var pods bool
+		if x.slices, pods = convert(e, x.slices, have); len(x.slices) > 0 {
 			found[e.Cluster] = x
 		}
+		if pods {
+			refused = append(refused, refusal{e.Cluster, "Lighthouse cannot express the addresses of pods; give the cluster the setting --endpoints=service-vip"})
+		}
 	}
+	m.report(name, refused)
 	return found
 }
 
-// convert returns the slices of an export in Lighthouse's form, without a namespace.
-func (m *mirror) convert(e clusterset.Export, offered, have []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
-	var converted []*discoveryv1.EndpointSlice
+// convert returns the slices of an export in Lighthouse's form, without a namespace, and whether some are left out because they have
+// the addresses of pods.
+func convert(e clusterset.Export, offered, have []*discoveryv1.EndpointSlice) (converted []*discoveryv1.EndpointSlice, pods bool) {
 	for _, es := range offered {
 		c := &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{
@@ -145,7 +173,7 @@ func (m *mirror) convert(e clusterset.Export, offered, have []*discoveryv1.Endpo
 		case e.Type == clusterset.Headless:
 			c.Labels[labelSourceName] = es.Name
 		case !mcs.IsServiceSlice(es, e.Cluster, e.Service):
-			m.log.Warn("a cluster exports the addresses of pods, which Lighthouse cannot express; give it the setting --endpoints=service-vip", "namespace", e.Service.Namespace, "service", e.Service.Name, "cluster", string(e.Cluster))
+			pods = true
 			continue
 		case len(es.Endpoints) == 0:
 			if c.Endpoints = notReady(e.Cluster, es.AddressType, have); c.Endpoints == nil {
@@ -161,7 +189,7 @@ func (m *mirror) convert(e clusterset.Export, offered, have []*discoveryv1.Endpo
 		})
 		converted = converted[:1]
 	}
-	return converted
+	return converted, pods
 }
 
 // notReady returns the endpoint of a Service without ready pods, with the address that the cluster's slice has; nil without one.

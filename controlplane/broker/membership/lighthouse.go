@@ -1,17 +1,20 @@
 package membership
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -32,6 +35,9 @@ type LighthouseBridge struct {
 	// Clusters are those of Submariner to represent; nil means all that are not members of Isthmus yet. One that is a member runs
 	// Lighthouse again from now on.
 	Clusters []clusterset.ClusterID
+	// Silence is for how long the controller of a member must not have renewed its Lease before the bridge acts for it; 0 means two
+	// renewals.
+	Silence time.Duration
 	// Image runs the bridge as a Deployment in Namespace. With an empty one, DeployLighthouseBridge only writes its rights.
 	Image string
 }
@@ -77,6 +83,7 @@ func DeployLighthouseBridge(ctx context.Context, broker client.Client, l Lightho
 type submarinerCluster struct {
 	id                     clusterset.ClusterID
 	pods, services, global []netip.Prefix
+	moved                  bool // it is a member of Isthmus
 }
 
 // clusters returns the clusters to represent.
@@ -98,7 +105,8 @@ func (l LighthouseBridge) clusters(ctx context.Context, broker client.Client) ([
 	for i := range list.Items {
 		c, err := parseSubmariner(&list.Items[i])
 		own := all.own(string(c.id))
-		if l.Clusters == nil && own != nil && own.registered && !own.bridged || l.Clusters != nil && !slices.Contains(l.Clusters, c.id) {
+		c.moved = own != nil && own.registered && !own.bridged
+		if l.Clusters == nil && c.moved || l.Clusters != nil && !slices.Contains(l.Clusters, c.id) {
 			continue
 		}
 		errs = append(errs, err)
@@ -137,9 +145,52 @@ func parseSubmariner(u *unstructured.Unstructured) (submarinerCluster, error) {
 	return c, nil
 }
 
+// defaultSilence is a little more than two renewals of a Lease, see liveness.DefaultTimes.
+const defaultSilence = 11 * time.Second
+
+// errStillRuns means that the controller of a member renews its Lease.
+var errStillRuns = errors.New("its isthmus-controller still runs")
+
+// awaitSilence waits until the Lease of a member has not been renewed for l.Silence, for three times as long. Two that act for one
+// cluster would overwrite each other.
+func (l LighthouseBridge) awaitSilence(ctx context.Context, broker client.Client, id string) error {
+	silence := cmp.Or(l.Silence, defaultSilence)
+	var renewed metav1.MicroTime
+	since := time.Now()
+	for limit := since.Add(3 * silence); ; {
+		lease := &coordinationv1.Lease{}
+		err := broker.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: v1alpha1.MemberLease(id)}, lease)
+		switch {
+		case apierrors.IsNotFound(err) || err == nil && lease.Spec.RenewTime == nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("read the Lease of cluster %s: %w", id, err)
+		case !lease.Spec.RenewTime.Equal(&renewed):
+			renewed, since = *lease.Spec.RenewTime, time.Now()
+		}
+		now := time.Now()
+		if now.Sub(since) >= silence || now.Sub(renewed.Time) >= max(10*silence, time.Minute) {
+			return nil
+		}
+		if now.After(limit) {
+			return fmt.Errorf("cluster %s: %w, and renewed its Lease at %s; stop it: kubectl -n %s scale deployment isthmus-controller --replicas 0", id, errStillRuns, renewed.UTC().Format(time.RFC3339), v1alpha1.DefaultNamespace)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(silence / 10):
+		}
+	}
+}
+
 // represent registers a cluster as a member that the bridge acts for.
 func (l LighthouseBridge) represent(ctx context.Context, broker client.Client, c submarinerCluster) (Bridged, error) {
 	id := string(c.id)
+	if c.moved {
+		if err := l.awaitSilence(ctx, broker, id); err != nil {
+			return Bridged{}, err
+		}
+	}
 	var b Bridged
 	m, err := register(ctx, broker, l.Namespace, id, func(all *reservations) (*v1alpha1.Member, error) {
 		b = Bridged{}
