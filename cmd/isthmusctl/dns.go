@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -96,6 +97,8 @@ type changeFlags struct {
 func (f *changeFlags) bind(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.dryRun, "dry-run", false, "show what would change, and change nothing")
 	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask for confirmation")
+	flags.BoolVar(&f.wait, "wait", true, "wait until every server has reloaded its Corefile")
+	flags.DurationVar(&f.timeout, "timeout", 3*time.Minute, "the longest time to wait: the kubelet updates a changed file within about a minute, and CoreDNS checks it every 30 seconds")
 }
 
 func dnsInstallCommand() *cobra.Command {
@@ -131,7 +134,7 @@ place of that block in one write, so that pods always get answers, and keeps it 
 				return err
 			}
 			if f.wait {
-				if err := c.awaitAnswers(cmd.Context(), cmd.ErrOrStderr(), found, upstreams, f.timeout); err != nil {
+				if err := c.awaitReload(cmd.Context(), cmd.ErrOrStderr(), found, upstreams, f.timeout, unanswering); err != nil {
 					return err
 				}
 			}
@@ -142,8 +145,6 @@ place of that block in one write, so that pods always get answers, and keeps it 
 	d.bindUpstreams(cmd.Flags())
 	f.bind(cmd.Flags())
 	cmd.Flags().BoolVar(&replace, "replace", false, "take the place of a foreign server block for clusterset.local, which isthmusctl dns uninstall puts back")
-	cmd.Flags().BoolVar(&f.wait, "wait", true, "wait until every server answers")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 3*time.Minute, "the longest time to wait: the kubelet updates a changed file within about a minute, and CoreDNS checks it every 30 seconds")
 	return cmd
 }
 
@@ -155,7 +156,7 @@ func dnsUninstallCommand() *cobra.Command {
 		Short: "Remove the server block for clusterset.local from CoreDNS and NodeLocal DNSCache",
 		Long: `Remove the server block of isthmusctl dns install from the Corefiles, put back the one that it replaced, and change nothing else.
 The command shows the difference and asks for confirmation. Afterwards pods cannot resolve names of clusterset.local, unless a block
-was put back.`,
+was put back: then the command waits until every server uses it.`,
 		Example: `  isthmusctl dns uninstall --dry-run
   isthmusctl dns uninstall --yes`,
 		Args: usage.NoArgs,
@@ -164,9 +165,15 @@ was put back.`,
 			if err != nil {
 				return err
 			}
+			upstreams, upstreamsErr := d.upstreamsOf(cmd.Context(), c, found) // without agents nothing has to be waited for
 			changed, err := f.change(cmd, c, found, uninstalling)
 			if err != nil || f.dryRun {
 				return err
+			}
+			if f.wait && upstreamsErr == nil && slices.ContainsFunc(found, func(s *loadedConfig) bool { return s.parts.replaced != "" }) {
+				if err := c.awaitReload(cmd.Context(), cmd.ErrOrStderr(), found, upstreams, f.timeout, answering); err != nil {
+					return err
+				}
 			}
 			for _, s := range found {
 				if changed && !s.parts.reloads() {
@@ -179,7 +186,6 @@ was put back.`,
 		},
 	}
 	d.bind(cmd.Flags())
-	d.target.bindTimeout(cmd.Flags())
 	f.bind(cmd.Flags())
 	return cmd
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -116,9 +115,9 @@ func (c *collector) askFrom(ctx context.Context, token string, pod corev1.Pod, s
 	return all
 }
 
-// awaitAnswers queries the servers through the agents until every one answers, or until limit is over.
-func (c *collector) awaitAnswers(ctx context.Context, progress io.Writer, configs []*loadedConfig, upstreams []string, limit time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not answering after %s", limit))
+// awaitReload queries the servers through the agents until pending names none that has to reload its Corefile, or until limit is over.
+func (c *collector) awaitReload(ctx context.Context, progress io.Writer, configs []*loadedConfig, upstreams []string, limit time.Duration, pending func([]answered) string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not reloaded after %s", limit))
 	defer cancel()
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
@@ -133,7 +132,7 @@ func (c *collector) awaitAnswers(ctx context.Context, progress io.Writer, config
 		case err != nil && ctx.Err() == nil:
 			return err
 		case err == nil:
-			waiting := unanswering(said)
+			waiting := pending(said)
 			if waiting == "" {
 				return nil
 			}
@@ -149,7 +148,7 @@ func (c *collector) awaitAnswers(ctx context.Context, progress io.Writer, config
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return ctx.Err()
 			}
-			return fmt.Errorf("%w: %s; the block stays; see isthmusctl dns status, and the log of the cluster's DNS about its Corefile", context.Cause(ctx), told)
+			return fmt.Errorf("%w: %s; the Corefile stays as it is now; see isthmusctl dns status, and the log of the cluster's DNS about its Corefile", context.Cause(ctx), told)
 		case <-tick.C:
 		}
 	}
@@ -166,15 +165,26 @@ func unanswering(said []answered) string {
 		if len(who) == 0 {
 			reason = a.Reason
 		}
-		who = append(who, fmt.Sprintf("%s on %s", a.Server, a.Node))
+		who = append(who, a.where())
 	}
 	if len(who) == 0 {
 		return ""
 	}
-	const few = 3
-	text := strings.Join(who[:min(len(who), few)], ", ")
-	if more := len(who) - few; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text + ": " + reason
+	return fewOf(who) + ": " + reason
 }
+
+// answering names the servers that answer from the agents, or "".
+func answering(said []answered) string {
+	var who []string
+	for _, a := range said {
+		if a.Answers {
+			who = append(who, a.where())
+		}
+	}
+	if len(who) == 0 {
+		return ""
+	}
+	return fewOf(who) + " still asks the agents"
+}
+
+func (a answered) where() string { return fmt.Sprintf("%s on %s", a.Server, a.Node) }

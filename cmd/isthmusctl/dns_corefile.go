@@ -87,7 +87,8 @@ func parseCorefile(text string) (corefile, error) {
 }
 
 // replacing returns c with the place of its foreign block for the zone as that of the stub. It returns c itself if there is a stub, or
-// not exactly one such block, or if that has other zones too.
+// not exactly one such block, or if that has other zones too. The lines with which Submariner's operator marks the block belong to it:
+// the operator removes everything between them.
 func (c corefile) replacing() corefile {
 	isOfZone := func(b serverBlock) bool {
 		return !slices.ContainsFunc(b.keys, func(key string) bool { return zoneOf(key) != clusterSetZone })
@@ -98,6 +99,9 @@ func (c corefile) replacing() corefile {
 	}
 	b := c.blocks[i]
 	lines := slices.Collect(strings.Lines(c.after))
+	if b.first > 0 && b.last+1 < len(lines) && strings.HasPrefix(lines[b.first-1], "#lighthouse-start") && strings.HasPrefix(lines[b.last+1], "#lighthouse-end") {
+		b.first, b.last = b.first-1, b.last+1
+	}
 	join := func(lines []string) string { return strings.Join(lines, "") }
 	c.before, c.replaced, c.after = join(lines[:b.first]), join(lines[b.first:b.last+1]), join(lines[b.last+1:])
 	if !strings.HasSuffix(c.replaced, "\n") {

@@ -162,6 +162,9 @@ func TestReplacing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if strings.Contains("\n"+c.with(&s), "\n#lighthouse-") {
+				t.Errorf("Submariner's operator would remove the stub:\n%s", c.with(&s))
+			}
 			installed := mustParse(t, c.with(&s)).replacing()
 			if len(installed.blocks) != len(c.blocks) || installed.refusal() != nil {
 				t.Errorf("the replaced block is still there:\n%s", c.with(&s))

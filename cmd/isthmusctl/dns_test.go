@@ -364,22 +364,26 @@ upstreams, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
 }
 
 // The command names the servers that do not answer while it waits, and at the end.
-func TestAwaitAnswers(t *testing.T) {
+func TestAwaitReload(t *testing.T) {
 	w := withDNS()
 	d := newDNSTestbed(t, w)
-	if err := d.awaitAnswers(t.Context(), &d.out, d.sites, nil, time.Minute); err != nil || d.out.Len() > 0 {
+	if err := d.awaitReload(t.Context(), &d.out, d.sites, nil, time.Minute, unanswering); err != nil || d.out.Len() > 0 {
 		t.Errorf("all answer: %v\n%s", err, &d.out)
 	}
 	w.answers["a-2:19470/ask"] = []status.ClusterDNS{{Reason: "it does not answer: i/o timeout"}}
 	d = newDNSTestbed(t, w)
-	err := d.awaitAnswers(t.Context(), &d.out, d.sites, nil, 50*time.Millisecond)
+	err := d.awaitReload(t.Context(), &d.out, d.sites, nil, 50*time.Millisecond, unanswering)
 	const who = "10.96.0.10:53 on n2: it does not answer: i/o timeout"
-	if err == nil || !strings.Contains(err.Error(), "not answering after 50ms: "+who) || strings.Count(d.out.String(), who) != 1 {
+	if err == nil || !strings.Contains(err.Error(), "not reloaded after 50ms: "+who) || strings.Count(d.out.String(), who) != 1 {
 		t.Errorf("one does not answer: %v\n%s", err, &d.out)
+	}
+	err = d.awaitReload(t.Context(), &d.out, d.sites, nil, 50*time.Millisecond, answering)
+	if err == nil || !strings.Contains(err.Error(), "10.96.0.10:53 on n1") || !strings.Contains(err.Error(), "still asks the agents") || strings.Contains(err.Error(), "n2") {
+		t.Errorf("after an uninstall, one still answers: %v", err)
 	}
 	change(&w, func(p *corev1.Pod) { p.Spec.Volumes = nil })
 	d = newDNSTestbed(t, w)
-	if err := d.awaitAnswers(t.Context(), &d.out, d.sites, nil, time.Minute); err == nil || !strings.Contains(err.Error(), "no running pod mounts it") {
+	if err := d.awaitReload(t.Context(), &d.out, d.sites, nil, time.Minute, unanswering); err == nil || !strings.Contains(err.Error(), "no running pod mounts it") {
 		t.Errorf("no pod mounts it: %v", err)
 	}
 }
