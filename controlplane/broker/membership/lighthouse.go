@@ -13,6 +13,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -109,6 +110,9 @@ func (l LighthouseBridge) clusters(ctx context.Context, broker client.Client) ([
 		if l.Clusters == nil && c.moved || l.Clusters != nil && !slices.Contains(l.Clusters, c.id) {
 			continue
 		}
+		if err == nil && len(c.global) > 0 {
+			err = fmt.Errorf("cluster %s of Submariner uses Globalnet (field global_cidr), which the bridge does not translate", c.id)
+		}
 		errs = append(errs, err)
 		found = append(found, c)
 	}
@@ -198,7 +202,7 @@ func (l LighthouseBridge) represent(ctx context.Context, broker client.Client, c
 		if own := all.own(id); own != nil {
 			uid, b.Again = own.ClusterUID, own.registered && !own.bridged
 		}
-		r := Request{ClusterID: c.id, Broker: BrokerInfo{Namespace: l.Namespace}, Addresses: Addresses{Pods: c.pods, Services: c.services, Extra: c.global}}
+		r := Request{ClusterID: c.id, Broker: BrokerInfo{Namespace: l.Namespace}, Addresses: Addresses{Pods: c.pods, Services: c.services}}
 		j, err := r.decide(all, uid, discovery{})
 		if err != nil {
 			return nil, err
@@ -234,15 +238,12 @@ func (l LighthouseBridge) objects() []client.Object {
 
 // grant lets the bridge act for all clusters that it represents.
 func (l LighthouseBridge) grant(ctx context.Context, broker client.Client) error {
-	members := &v1alpha1.MemberList{}
-	if err := broker.List(ctx, members, client.InNamespace(l.Namespace)); err != nil {
-		return fmt.Errorf("list members on the broker: %w", err)
+	accounts, err := bridged(ctx, broker, l.Namespace)
+	if err != nil {
+		return err
 	}
-	var accounts []string
-	for _, m := range members.Items {
-		if m.Annotations[v1alpha1.AnnotationBridge] == v1alpha1.BridgeLighthouse && m.Spec.LeftAt == nil {
-			accounts = append(accounts, v1alpha1.MemberAccount(m.Name))
-		}
+	for i, id := range accounts {
+		accounts[i] = v1alpha1.MemberAccount(id)
 	}
 	role := &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: v1alpha1.LighthouseBridge, Labels: admin.Ours()},
@@ -251,9 +252,29 @@ func (l LighthouseBridge) grant(ctx context.Context, broker client.Client) error
 	return admin.Apply(ctx, broker, role)
 }
 
-// RemoveLighthouseBridge stops the bridge and removes its rights. Members that it represents stay registered, without a Lease that is
-// renewed: they join, or leave by ForceLeave.
+// bridged returns the clusters that the bridge represents.
+func bridged(ctx context.Context, broker client.Client, namespace string) (ids []string, err error) {
+	members := &v1alpha1.MemberList{}
+	if err := broker.List(ctx, members, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list members on the broker: %w", err)
+	}
+	for _, m := range members.Items {
+		if m.Annotations[v1alpha1.AnnotationBridge] == v1alpha1.BridgeLighthouse && m.Spec.LeftAt == nil {
+			ids = append(ids, m.Name)
+		}
+	}
+	return ids, nil
+}
+
+// RemoveLighthouseBridge stops the bridge and removes its rights. It refuses while the bridge represents a cluster.
 func RemoveLighthouseBridge(ctx context.Context, broker client.Client, namespace, lighthouse string) error {
+	ids, err := bridged(ctx, broker, namespace)
+	if err != nil {
+		return err
+	}
+	if len(ids) > 0 {
+		return fmt.Errorf("clusters %s still run Lighthouse; let each of them join first, or leave: isthmusctl leave --force ID", strings.Join(ids, ", "))
+	}
 	meta := metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.LighthouseBridge}
 	there := metav1.ObjectMeta{Namespace: lighthouse, Name: v1alpha1.LighthouseBridge}
 	for _, obj := range []client.Object{
@@ -278,9 +299,14 @@ func AdoptImports(ctx context.Context, member client.Client) (adopted []clusters
 	if err := member.List(ctx, imports); err != nil {
 		return nil, fmt.Errorf("list ServiceImports: %w", err)
 	}
+	imported, err := lighthouseServices(ctx, member)
+	if err != nil {
+		return nil, err
+	}
 	for i := range imports.Items {
 		si := &imports.Items[i]
-		if !IsOfLighthouse(si) {
+		name := clusterset.ServiceName{Namespace: si.Namespace, Name: si.Name}
+		if !IsOfLighthouse(si) && (!imported[name] || isOurs(si) || isCopy(si)) {
 			continue
 		}
 		before := si.DeepCopy()
@@ -288,19 +314,43 @@ func AdoptImports(ctx context.Context, member client.Client) (adopted []clusters
 		if err := member.Patch(ctx, si, client.MergeFrom(before), admin.FieldOwner); err != nil {
 			return adopted, fmt.Errorf("take over ServiceImport %s/%s: %w", si.Namespace, si.Name, err)
 		}
-		adopted = append(adopted, clusterset.ServiceName{Namespace: si.Namespace, Name: si.Name})
+		adopted = append(adopted, name)
 	}
 	slices.SortFunc(adopted, clusterset.ServiceName.Compare)
 	return adopted, nil
 }
 
+// lighthouseServices returns the Services of which a member has EndpointSlices of Lighthouse. Before version 0.19 nothing else tells
+// that Lighthouse wrote their ServiceImports.
+func lighthouseServices(ctx context.Context, member client.Client) (map[clusterset.ServiceName]bool, error) {
+	all := &discoveryv1.EndpointSliceList{}
+	if err := member.List(ctx, all, client.MatchingLabels{discoveryv1.LabelManagedBy: "lighthouse-agent.submariner.io"}); err != nil {
+		return nil, fmt.Errorf("list the EndpointSlices of Lighthouse: %w", err)
+	}
+	found := map[clusterset.ServiceName]bool{}
+	for _, es := range all.Items {
+		if es.Namespace == es.Labels["lighthouse.submariner.io/sourceNamespace"] {
+			found[clusterset.ServiceName{Namespace: es.Namespace, Name: es.Labels[mcsv1beta1.LabelServiceName]}] = true
+		}
+	}
+	return found, nil
+}
+
+func isOurs(si *mcsv1beta1.ServiceImport) bool {
+	return si.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy
+}
+
+// isCopy reports whether a ServiceImport says which Service it is about, so that it is not the import itself.
+func isCopy(si *mcsv1beta1.ServiceImport) bool {
+	_, labelled := si.Labels[mcsv1beta1.LabelServiceName]
+	_, annotated := si.Annotations[mcsv1beta1.LabelServiceName]
+	return labelled || annotated
+}
+
 // IsOfLighthouse reports whether Lighthouse imported a ServiceImport of a member. Those of its own cluster, in the namespace of Submariner, and
 // those of a broker in the same cluster say which Service they are about.
 func IsOfLighthouse(si *mcsv1beta1.ServiceImport) bool {
-	if _, ok := si.Labels[mcsv1beta1.LabelServiceName]; ok {
-		return false
-	}
-	if _, ok := si.Annotations[mcsv1beta1.LabelServiceName]; ok || si.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy {
+	if isCopy(si) || isOurs(si) {
 		return false
 	}
 	for key := range si.Annotations {
