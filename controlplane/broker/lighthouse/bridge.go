@@ -112,7 +112,12 @@ func New(cfg Config) (*Bridge, error) {
 	b.members, err = objectcache.New(scheme, objectcache.Config[*v1alpha1.Member, string]{
 		Source:  objectcache.Source{Object: &v1alpha1.Member{}, Namespace: cfg.Namespace},
 		Compact: func(obj client.Object) *v1alpha1.Member { return obj.(*v1alpha1.Member) }, //nolint:forcetypeassert // Object says so
-		After:   func(_, _ *v1alpha1.Member, _ bool) { b.wake.Notify() },
+		After: func(was, is *v1alpha1.Member, _ bool) {
+			b.wake.Notify()
+			if isBridged(was) != isBridged(is) {
+				b.store.enqueueAll() // their slices are another's from now on
+			}
+		},
 	})
 	if err != nil {
 		return nil, err

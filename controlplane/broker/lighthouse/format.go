@@ -171,10 +171,17 @@ func servicePort(p discoveryv1.EndpointPort) corev1.ServicePort {
 	return q
 }
 
-// mergedPorts returns the ports of an aggregate: those of all clusters' slices, of the oldest export for each name.
+// mergedPorts returns the ports of an aggregate: those of all clusters' slices, of the oldest export for each name. Clusters without a
+// timestamp, which are those of Lighthouse before version 0.19, come last.
 func mergedPorts(annotations map[string]string, all []*discoveryv1.EndpointSlice) []v1beta1.ServicePort {
 	merged := []v1beta1.ServicePort{}
-	for _, id := range byAge(annotations) {
+	ids := byAge(annotations)
+	for _, es := range all {
+		if id := clusterOf(es); !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	for _, id := range ids {
 		i := slices.IndexFunc(all, func(es *discoveryv1.EndpointSlice) bool { return clusterOf(es) == id })
 		if i < 0 {
 			continue

@@ -188,13 +188,19 @@ func (w *world) newCluster(id string, server *apitest.Server, at time.Time) *clu
 		w.create(c, namespace(shop), svc)
 		es := slice("hello-1", map[string]string{discoveryv1.LabelServiceName: "hello"}, "10."+strconv.Itoa(int(id[0]-'a')+1)+".0.1", 8080, true)
 		es.Namespace = shop
-		w.create(c, es, &v1beta1.ServiceImport{
+		imported := &v1beta1.ServiceImport{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: shop, Name: "hello", // as its Lighthouse has imported it
 				Annotations: map[string]string{"timestamp.submariner.io/" + id: "1", v1alpha1.AnnotationUseClusterSetIP: "false"},
 			},
 			Spec: v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, Ports: []v1beta1.ServicePort{}},
-		})
+		}
+		synced := slice("hello-x7", c.labels(), c.address, 80, true)
+		synced.Namespace = shop
+		if id == "b" {
+			imported.Annotations = nil // as before version 0.19
+		}
+		w.create(c, es, imported, synced)
 	}
 	c.lighthouseExports(at, true)
 	return c
@@ -402,6 +408,9 @@ func TestMoveAndBack(t *testing.T) {
 	a.lighthouseExports(long, false)
 	for _, question := range []func(context.Context) (string, error){b.imports, w.lighthouseAnswers} {
 		w.becomes(question, sorted(b, c))
+	}
+	if err := membership.RemoveLighthouseBridge(t.Context(), w.admin, brokerNS, submariner); err == nil || !strings.Contains(err.Error(), "clusters a, c still run Lighthouse") {
+		t.Errorf("the bridge of a and c is removed: %v", err)
 	}
 	conformance.Holds(t, "L76")
 }

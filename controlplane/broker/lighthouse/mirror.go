@@ -303,7 +303,8 @@ func (m *mirror) leave(ctx context.Context, id clusterset.ClusterID, have []*dis
 }
 
 func (m *mirror) remove(ctx context.Context, es *discoveryv1.EndpointSlice) error {
-	err := m.client.Delete(ctx, es.DeepCopy(), client.Preconditions{UID: &es.UID})
+	// Lighthouse may have taken it back since it was read.
+	err := m.client.Delete(ctx, es.DeepCopy(), client.Preconditions{UID: &es.UID, ResourceVersion: &es.ResourceVersion})
 	return wrap("delete", es.Name, client.IgnoreNotFound(err))
 }
 
@@ -331,7 +332,17 @@ func (m *mirror) createAggregate(ctx context.Context, name clusterset.ServiceNam
 		si.Annotations[v1alpha1.AnnotationUseClusterSetIP] = "false"
 		si.Spec.SessionAffinity, si.Spec.SessionAffinityConfig = affinityOf(oldest)
 	}
-	return describe(name, m.client.Create(ctx, si, client.FieldOwner(v1alpha1.FieldOwner)))
+	err := m.client.Create(ctx, si, client.FieldOwner(v1alpha1.FieldOwner))
+	if apierrors.IsAlreadyExists(err) {
+		// Services b-c of namespace d and b of namespace c-d have one name here.
+		there := &v1beta1.ServiceImport{}
+		if getErr := m.client.Get(ctx, client.ObjectKeyFromObject(si), there); getErr == nil {
+			if of, ok := serviceOfAggregate(there); ok && of != name {
+				err = fmt.Errorf("Lighthouse has the same name for Service %s; rename one of them", of) //nolint:staticcheck // a name
+			}
+		}
+	}
+	return describe(name, err)
 }
 
 // annotationsOf returns what an aggregate says about an exporter.
@@ -391,17 +402,19 @@ func (m *mirror) writeAggregate(ctx context.Context, have, want *v1beta1.Service
 	if len(want.Status.Clusters) == 0 {
 		return client.IgnoreNotFound(m.client.Delete(ctx, want, client.Preconditions{UID: &have.UID, ResourceVersion: &have.ResourceVersion}))
 	}
-	status := want.Status
-	if !maps.Equal(have.Annotations, want.Annotations) || !equality.Semantic.DeepEqual(have.Spec, want.Spec) {
-		if err := m.client.Update(ctx, want, client.FieldOwner(v1alpha1.FieldOwner)); err != nil {
+	// The status comes first: the annotations say which of its clusters are still to be removed.
+	is := have.DeepCopy()
+	if !equality.Semantic.DeepEqual(have.Status, want.Status) {
+		is.Status = want.Status
+		if err := m.client.Status().Update(ctx, is, client.FieldOwner(v1alpha1.FieldOwner)); err != nil {
 			return err
 		}
 	}
-	if equality.Semantic.DeepEqual(have.Status, status) {
+	if maps.Equal(have.Annotations, want.Annotations) && equality.Semantic.DeepEqual(have.Spec, want.Spec) {
 		return nil
 	}
-	want.Status = status
-	return m.client.Status().Update(ctx, want, client.FieldOwner(v1alpha1.FieldOwner))
+	is.Annotations, is.Spec = want.Annotations, want.Spec
+	return m.client.Update(ctx, is, client.FieldOwner(v1alpha1.FieldOwner))
 }
 
 func describe(name clusterset.ServiceName, err error) error {

@@ -68,6 +68,13 @@ func (s *store) source() source.Source {
 	return s.changes.Source(s.known, s.aggregates.WaitForSync, s.slices.WaitForSync)
 }
 
+// enqueueAll enqueues all Services.
+func (s *store) enqueueAll() {
+	for _, name := range s.known() {
+		s.changes.Send(name)
+	}
+}
+
 // known returns all Services.
 func (s *store) known() []clusterset.ServiceName {
 	names := map[clusterset.ServiceName]struct{}{}
