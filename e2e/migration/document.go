@@ -42,7 +42,7 @@ func parseDocument(text string) document {
 func forLab(block, cluster string) string {
 	replace := []string{
 		" --set image.registry=REGISTRY --set image.tag=VERSION", "",
-		"REGISTRY/isthmus-controller:VERSION", "isthmus/controller:dev",
+		"REGISTRY/isthmus/controller:VERSION", "isthmus/controller:dev",
 	}
 	if cluster != "" {
 		replace = append(replace, "east", cluster)

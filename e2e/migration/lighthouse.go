@@ -23,6 +23,8 @@ import (
 )
 
 var (
+	//go:embed testdata/operator.yaml
+	operator string
 	//go:embed testdata/broker.yaml
 	submarinerBroker string
 	//go:embed testdata/registration.yaml
@@ -88,6 +90,9 @@ func (m *migration) deploySubmariner(ctx context.Context) error {
 	kinds := filepath.Join(strings.TrimSpace(out), "config", "crd")
 	for _, c := range append([]string{broker}, clusters...) {
 		if _, err := m.Kubectl(ctx, c, "apply", "--filename", kinds); err != nil {
+			return err
+		}
+		if err := m.Apply(ctx, c, operator); err != nil {
 			return err
 		}
 	}
