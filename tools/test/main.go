@@ -258,10 +258,10 @@ func runOnce(ctx context.Context, r *report.Report, env, args, packages []string
 	return testOnLab(ctx, r, env, args, second)
 }
 
-// testBusily tests packages, more at a time than there are CPUs: many tests wait.
+// testBusily tests packages, twice as many at a time as there are CPUs, or as its quota allows: many tests wait.
 func testBusily(ctx context.Context, r *report.Report, env, args, packages []string) error {
 	step("test %d packages", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+2)}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(2*runtime.GOMAXPROCS(0))}, packages))
 }
 
 // lendServers starts a pool of API servers with the programs of env. The caller closes it.
