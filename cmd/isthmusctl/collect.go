@@ -394,8 +394,7 @@ func (s *servicesReport) addForeign(si mcsv1beta1.ServiceImport) bool {
 	if slices.Contains(writers.Own(), si.Labels[v1alpha1.LabelManagedBy]) {
 		return false
 	}
-	_, isCopy := si.Labels[mcsv1beta1.LabelServiceName]
-	if _, annotated := si.Annotations[mcsv1beta1.LabelServiceName]; !isCopy && !annotated {
+	if !membership.IsCopy(&si) {
 		s.Foreign = append(s.Foreign, si.Namespace+"/"+si.Name)
 	}
 	return true

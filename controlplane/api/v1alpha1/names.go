@@ -128,3 +128,8 @@ const (
 	// ClusterSetIPConfigMap is the ConfigMap on the broker with the ClusterSet's settings and blocks in Submariner's format.
 	ClusterSetIPConfigMap = "isthmus-clusterset-ip"
 )
+
+// IsBridged reports whether a bridge acts for the member, because its cluster runs Lighthouse and has not left. A nil Member is not.
+func (m *Member) IsBridged() bool {
+	return m != nil && m.Annotations[AnnotationBridge] == BridgeLighthouse && m.Spec.LeftAt == nil
+}

@@ -114,7 +114,7 @@ func New(cfg Config) (*Bridge, error) {
 		Compact: func(obj client.Object) *v1alpha1.Member { return obj.(*v1alpha1.Member) }, //nolint:forcetypeassert // Object says so
 		After: func(was, is *v1alpha1.Member, _ bool) {
 			b.wake.Notify()
-			if isBridged(was) != isBridged(is) {
+			if was.IsBridged() != is.IsBridged() {
 				b.store.enqueueAll() // their slices are another's from now on
 			}
 		},
@@ -245,7 +245,7 @@ func isFor(id clusterset.ClusterID) func(member) bool {
 func (b *Bridge) bridged() []member {
 	var all []member
 	for _, m := range b.members.All() {
-		if isBridged(m) {
+		if m.IsBridged() {
 			all = append(all, member{clusterset.ClusterID(m.Name), m.Spec})
 		}
 	}
@@ -253,13 +253,9 @@ func (b *Bridge) bridged() []member {
 	return all
 }
 
-func isBridged(m *v1alpha1.Member) bool {
-	return m != nil && m.Annotations[v1alpha1.AnnotationBridge] == v1alpha1.BridgeLighthouse && m.Spec.LeftAt == nil
-}
-
 // isBridgedID reports whether a cluster still runs Lighthouse.
 func (b *Bridge) isBridgedID(id clusterset.ClusterID) bool {
-	return isBridged(b.members.Get(b.cfg.Namespace, string(id)))
+	return b.members.Get(b.cfg.Namespace, string(id)).IsBridged()
 }
 
 // start starts the proxy of a cluster, with the mirror if mirrors says so. If it fails, it is started again later.

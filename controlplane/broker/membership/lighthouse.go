@@ -259,7 +259,7 @@ func bridged(ctx context.Context, broker client.Client, namespace string) (ids [
 		return nil, fmt.Errorf("list members on the broker: %w", err)
 	}
 	for _, m := range members.Items {
-		if m.Annotations[v1alpha1.AnnotationBridge] == v1alpha1.BridgeLighthouse && m.Spec.LeftAt == nil {
+		if m.IsBridged() {
 			ids = append(ids, m.Name)
 		}
 	}
@@ -306,7 +306,7 @@ func AdoptImports(ctx context.Context, member client.Client) (adopted []clusters
 	for i := range imports.Items {
 		si := &imports.Items[i]
 		name := clusterset.ServiceName{Namespace: si.Namespace, Name: si.Name}
-		if !IsOfLighthouse(si) && (!imported[name] || isOurs(si) || isCopy(si)) {
+		if !IsOfLighthouse(si) && (!imported[name] || isOurs(si) || IsCopy(si)) {
 			continue
 		}
 		before := si.DeepCopy()
@@ -340,17 +340,17 @@ func isOurs(si *mcsv1beta1.ServiceImport) bool {
 	return si.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy
 }
 
-// isCopy reports whether a ServiceImport says which Service it is about, so that it is not the import itself.
-func isCopy(si *mcsv1beta1.ServiceImport) bool {
+// IsCopy reports whether a ServiceImport says which Service it is about, so that it is not the import itself.
+func IsCopy(si *mcsv1beta1.ServiceImport) bool {
 	_, labelled := si.Labels[mcsv1beta1.LabelServiceName]
 	_, annotated := si.Annotations[mcsv1beta1.LabelServiceName]
 	return labelled || annotated
 }
 
-// IsOfLighthouse reports whether Lighthouse imported a ServiceImport of a member. Those of its own cluster, in the namespace of Submariner, and
-// those of a broker in the same cluster say which Service they are about.
+// IsOfLighthouse reports whether Lighthouse imported a ServiceImport of a member. Those of its own cluster, in the namespace of
+// Submariner, and those of a broker in the same cluster are copies.
 func IsOfLighthouse(si *mcsv1beta1.ServiceImport) bool {
-	if isCopy(si) || isOurs(si) {
+	if IsCopy(si) || isOurs(si) {
 		return false
 	}
 	for key := range si.Annotations {
