@@ -141,8 +141,11 @@ func (r *Router) start(ctx context.Context, name string) error {
 	}
 	defer log.Close()
 	args := []string{"-u", "frr", "-g", "frr", "-P", "0", "--vty_socket", r.dir, "-z", r.dir + "/zserv.api", "-f", conf, "-i", r.dir + "/" + name + ".pid"}
-	if name == "bfdd" {
+	switch name {
+	case "bfdd":
 		args = append(args, "--bfdctl", r.dir+"/bfdd.sock")
+	case "zebra": // otherwise it replaces an IPv6 route by removing it first, and packets between the two are lost
+		args = append(args, "--v6-rr-semantics")
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/usr/lib/frr/"+name, args...) // Close stops it
 	cmd.Stdout, cmd.Stderr = log, log
