@@ -115,8 +115,9 @@ type Writer interface {
 	Replace(ctx context.Context, obj client.Object) error
 	// ApplyStatus sets the status of an existing object to that of obj, whose resourceVersion must be current.
 	ApplyStatus(ctx context.Context, obj client.Object) error
-	// Annotate sets annotations of an object of any owner; the value "" removes one. It does not create the object, and
-	// an object that was deleted meanwhile is not an error.
+	// Annotate sets annotations of an object of any owner; the value "" removes one. The uid and resourceVersion of obj are
+	// preconditions, and a difference is a conflict: an event about the change is then recorded once. It does not create
+	// the object, and an object that was deleted meanwhile is not an error.
 	Annotate(ctx context.Context, obj client.Object, annotations map[string]string) error
 	// Delete deletes obj if it is still the object that was read: its uid and resourceVersion are preconditions, and a
 	// difference is a conflict. An object that was deleted meanwhile is not an error.

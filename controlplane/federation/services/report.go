@@ -111,17 +111,15 @@ func (r *Reconciler) status(ctx context.Context, into reconcile.Writer, svc *cor
 	return r.writeStatus(ctx, into, svc, text, eventType, reason)
 }
 
-// writeStatus annotates a Service, and records an event if the text is new. The cache may still hold the former annotation
-// at the next call; the event is recorded once nevertheless.
+// writeStatus annotates a Service, and records an event if the text is new.
 func (r *Reconciler) writeStatus(ctx context.Context, into reconcile.Writer, svc *corev1.Service, text, eventType, reason string) error {
 	if svc.Annotations[v1alpha1.AnnotationServiceStatus] == text {
-		r.written.Delete(svc.UID)
 		return nil
 	}
 	if err := into.Annotate(ctx, svc, map[string]string{v1alpha1.AnnotationServiceStatus: text}); err != nil {
 		return fmt.Errorf("write annotation %s of service %s/%s: %w", v1alpha1.AnnotationServiceStatus, svc.Namespace, svc.Name, err)
 	}
-	if before, _ := r.written.Swap(svc.UID, text); text != "" && before != text {
+	if text != "" {
 		into.Event(svc, eventType, reason, text)
 	}
 	return nil

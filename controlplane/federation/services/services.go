@@ -63,7 +63,6 @@ type Reconciler struct {
 	wanted   sync.Map // clusterset.ServiceName: names that a Service of any member has asked for
 	seen     seen
 	warned   sync.Map // taken: users' Services with an event; the name of the event prevents one from another process
-	written  sync.Map // types.UID to the status that was written to a Service, until it is read back
 	rejected sync.Map // taken to a string: federated Services that a cluster refuses, and why
 
 	rejectedVIPs sync.Map // taken to a string: federated Services whose ClusterSetIP a cluster refuses, and why

@@ -135,7 +135,7 @@ func (w *writer) fenced(ctx context.Context, obj client.Object, send func() erro
 
 func (w *writer) Annotate(ctx context.Context, obj client.Object, annotations map[string]string) error {
 	target := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
-	return client.IgnoreNotFound(w.annotate(ctx, target, map[string]any{}, annotations))
+	return client.IgnoreNotFound(w.annotate(ctx, target, map[string]any{"resourceVersion": obj.GetResourceVersion()}, annotations))
 }
 
 // annotate writes annotations and the epoch, with further metadata as preconditions. It sets obj to the stored object.

@@ -129,7 +129,8 @@ func TestReconcilerSeesAllMembers(t *testing.T) {
 	}
 }
 
-func TestLateDeleteIsRefused(t *testing.T) {
+// A write that depends on what was read is refused when the object has changed since.
+func TestStaleWritesAreRefused(t *testing.T) {
 	ctx := t.Context()
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
@@ -146,6 +147,9 @@ func TestLateDeleteIsRefused(t *testing.T) {
 	}
 	if err := m.Lead(1).Delete(ctx, read); !apierrors.IsConflict(err) {
 		t.Errorf("delete of a changed object: %v, want a conflict", err)
+	}
+	if err := m.Lead(2).Annotate(ctx, read, map[string]string{"example.org/changed": "again"}); !apierrors.IsConflict(err) {
+		t.Errorf("annotation of a changed object: %v, want a conflict", err)
 	}
 	if err := m.Client().Get(ctx, client.ObjectKeyFromObject(cm), read); err != nil || read.Annotations[federationv1alpha1.AnnotationEpoch] != "2" {
 		t.Fatalf("read: %v, %v", read.Annotations, err)
