@@ -13,6 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/httpserver/reviews"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/cmd/internal/version"
 )
 
 // newAccess returns the access to metrics, status and introspection, which show the Services of all tenants and the connections of
@@ -41,7 +42,7 @@ func (c components) serveHTTP(ctx context.Context, l net.Listener, m metrics, in
 	}
 	server := httpserver.New(httpserver.Config{Listener: l, TLS: config, Access: access, Open: c.cfg.HTTP.Open(), Log: c.log.With("component", "http")})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m, dnsMetrics{in.names.dnsStatus}, server.Metrics())
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m, dnsMetrics{in.names.dnsStatus}, server.Metrics(), version.Metric())
 	server.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	server.Handle(status.Path, status.Handler(m.current))
 	server.Probe("/readyz", func() []string { return m.current().Waiting })

@@ -48,7 +48,7 @@ func newCommand() *cobra.Command {
 
   # Without an API server, from manifests on disk:
   isthmus-agent --source=dir:/etc/isthmus/manifests --clusterset-ip-range=243.0.0.0/8`,
-		Version:       version.String(),
+		Version:       version.Long(),
 		Args:          usage.NoArgs,
 		SilenceErrors: true, // main prints the error
 		SilenceUsage:  true,

@@ -103,7 +103,7 @@ changes nothing, is not ready, and retries.`,
   # The bridge to clusters that run Lighthouse
   isthmus-controller --lighthouse-bridge=submariner-k8s-broker --namespace=isthmus-broker --kubeconfig=broker.kubeconfig`,
 		Args:          usage.NoArgs,
-		Version:       version.String(),
+		Version:       version.Long(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), s, cmd.ErrOrStderr()) },

@@ -72,7 +72,7 @@ not answer, everything stays as it is.`,
   # List the objects of this cluster in Neutron that no Service uses
   isthmus-gateway-controller sweep --dry-run`,
 		Args:          usage.NoArgs,
-		Version:       version.String(),
+		Version:       version.Long(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), s, cmd.ErrOrStderr()) },

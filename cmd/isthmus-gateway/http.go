@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
+	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
@@ -30,7 +31,7 @@ func (g *gateway) httpServer(l net.Listener, more ...prometheus.Collector) *http
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(more...)
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		metrics{g.agent.Stats, g.exchange.Stats}, server.Metrics())
+		metrics{g.agent.Stats, g.exchange.Stats}, server.Metrics(), version.Metric())
 	server.Probe("/readyz", func() []string {
 		switch s := g.agent.Stats(); {
 		case s.Ready:

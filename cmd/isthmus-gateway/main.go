@@ -44,7 +44,7 @@ notice, for a restart: traffic stays in place, and the next process takes over.`
 
   # With other certificates, on one address:
   isthmus-gateway run --cluster=a --listen=10.0.0.11:9479 --cert=gw-1/tls.crt --key=gw-1/tls.key --ca=gw-1/ca.crt`,
-		Version:       version.String(),
+		Version:       version.Long(),
 		Args:          usage.NoArgs,
 		SilenceErrors: true, // main prints the error, once
 		SilenceUsage:  true,

@@ -26,6 +26,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/cmd/internal/httpserver/reviews"
+	"github.com/isthmus-net/isthmus/cmd/internal/version"
 )
 
 // Main runs a root command until it returns, or until SIGINT or SIGTERM cancels its context. It exits with 1 after an error.
@@ -101,7 +102,7 @@ func NewServer(l net.Listener, f httpserver.Flags, cluster *rest.Config, audienc
 	}
 	s := httpserver.New(httpserver.Config{Listener: l, TLS: config, Access: access, Open: f.Open(), Log: log})
 	own := prometheus.NewRegistry() // a process of a test has several servers
-	own.MustRegister(s.Metrics())
+	own.MustRegister(s.Metrics(), version.Metric())
 	s.Handle("GET /metrics", promhttp.HandlerFor(prometheus.Gatherers{metrics.Registry, own}, promhttp.HandlerOpts{}))
 	s.Probe("/readyz", waiting)
 	return s, nil

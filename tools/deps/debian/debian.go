@@ -74,23 +74,31 @@ func Download(ctx context.Context, dir string, packages ...string) error {
 }
 
 // DownloadWhole downloads packages and all their dependencies into the folder dir, regardless of the packages installed on this
-// machine: apt reads an empty status file. It returns the *.deb files.
-func DownloadWhole(ctx context.Context, dir string, packages ...string) ([]string, error) {
-	archives := filepath.Join(dir, "archives")
-	if err := os.MkdirAll(filepath.Join(archives, "partial"), 0o755); err != nil {
+// machine: apt reads an empty status file. The architecture is Debian's name of one, such as arm64; empty: this machine's. It
+// returns the *.deb files.
+func DownloadWhole(ctx context.Context, dir, architecture string, packages ...string) ([]string, error) {
+	archives, lists := filepath.Join(dir, "archives"), filepath.Join(dir, "lists")
+	if err := errors.Join(os.MkdirAll(filepath.Join(archives, "partial"), 0o755), os.MkdirAll(filepath.Join(lists, "partial"), 0o755)); err != nil {
 		return nil, err
 	}
 	status := filepath.Join(dir, "status")
 	if err := os.WriteFile(status, nil, 0o644); err != nil {
 		return nil, err
 	}
-	args := append([]string{
+	options := []string{
 		"-o", "Dir::State::status=" + status, "-o", "Dir::Cache::archives=" + archives,
 		// apt's sandbox user may not write to this folder.
 		"-o", "APT::Sandbox::User=root",
-		"install", "--yes", "--download-only", "--no-install-recommends",
-	}, packages...)
-	if err := AptGet(ctx, args...); err != nil {
+	}
+	if architecture != "" { // this machine has no lists of it
+		options = append(options, "-o", "APT::Architecture="+architecture, "-o", "APT::Architectures="+architecture,
+			"-o", "Dir::State::lists="+lists, "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
+		if err := AptGet(ctx, append(options, "update")...); err != nil {
+			return nil, err
+		}
+	}
+	args := append([]string{"install", "--yes", "--download-only", "--no-install-recommends"}, packages...)
+	if err := AptGet(ctx, append(options, args...)...); err != nil {
 		return nil, err
 	}
 	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -23,25 +24,71 @@ import (
 // libraries is the folder of libraries in an image, one of the loader's default folders.
 const libraries = "/usr/lib/"
 
+// Package is a Debian package of which an image has files.
+type Package struct {
+	Name, Version string
+	Architecture  string // Debian's name of it, "all" included
+}
+
 // Add downloads the current versions of packages with all their dependencies, and copies the program at path into an image,
-// under the same path. It only works on a Debian machine.
-func Add(ctx context.Context, l *oci.Layer, path string, packages ...string) (err error) {
+// under the same path. The architecture is Go's name of one; empty: this machine's. It returns the packages of the copied files,
+// by name. It only works on a Debian machine.
+func Add(ctx context.Context, l *oci.Layer, architecture, path string, packages ...string) (from []Package, err error) {
 	tmp, err := os.MkdirTemp("", "isthmus-debs-*")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-	debs, err := debian.DownloadWhole(ctx, tmp, packages...)
+	if architecture == runtime.GOARCH {
+		architecture = ""
+	}
+	debs, err := debian.DownloadWhole(ctx, tmp, architecture, packages...) // both have amd64 and arm64
 	if err != nil {
-		return err
+		return nil, err
 	}
 	root := filepath.Join(tmp, "root")
+	owners := map[string]Package{}
 	for _, deb := range debs {
 		if said, err := exec.CommandContext(ctx, "dpkg-deb", "--extract", deb, root).CombinedOutput(); err != nil {
-			return fmt.Errorf("unpack %s: %w\n%s", filepath.Base(deb), err, said)
+			return nil, fmt.Errorf("unpack %s: %w\n%s", filepath.Base(deb), err, said)
+		}
+		if err := own(ctx, owners, deb); err != nil {
+			return nil, err
 		}
 	}
-	return errors.Join(add(l, root, path), terms(l, root))
+	copied, err := add(l, root, path)
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range copied {
+		if p, ok := owners[strings.TrimPrefix(file, root)]; ok && !slices.Contains(from, p) {
+			from = append(from, p)
+		}
+	}
+	slices.SortFunc(from, func(a, b Package) int { return strings.Compare(a.Name, b.Name) })
+	return from, terms(l, root)
+}
+
+// own records the owner of the files of a package.
+func own(ctx context.Context, owners map[string]Package, deb string) error {
+	fields, err := exec.CommandContext(ctx, "dpkg-deb", "--show", "--showformat=${Package} ${Version} ${Architecture}", deb).Output()
+	if err != nil {
+		return fmt.Errorf("read %s: %w", filepath.Base(deb), err)
+	}
+	var p Package
+	if _, err := fmt.Sscan(string(fields), &p.Name, &p.Version, &p.Architecture); err != nil {
+		return fmt.Errorf("read %s: %w in %q", filepath.Base(deb), err, fields)
+	}
+	contents, err := exec.CommandContext(ctx, "dpkg-deb", "--contents", deb).Output()
+	if err != nil {
+		return fmt.Errorf("list %s: %w", filepath.Base(deb), err)
+	}
+	for line := range strings.Lines(string(contents)) { // mode, owner, size, date, time and path, of links also " -> " and the target
+		if columns := strings.Fields(line); len(columns) >= 6 && columns[0][0] == '-' {
+			owners[filepath.Clean("/"+columns[5])] = p
+		}
+	}
+	return nil
 }
 
 // terms copies the packages' copyright files into an image.
@@ -56,27 +103,31 @@ func terms(l *oci.Layer, root string) error {
 	return err
 }
 
-// add copies a program below root, and the libraries that it needs, into an image.
-func add(l *oci.Layer, root, path string) error {
+// add copies a program below root, and the libraries that it needs, into an image. It returns the copied files.
+func add(l *oci.Layer, root, path string) (copied []string, err error) {
 	have, err := sharedObjects(root)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	source := filepath.Join(root, path)
 	loader, needed, err := read(source)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := l.File(path, source, 0o755); err != nil {
-		return err
+	put := func(name, file string, mode int64) error {
+		copied = append(copied, file)
+		return l.File(name, file, mode)
+	}
+	if err := put(path, source, 0o755); err != nil {
+		return nil, err
 	}
 	if loader != "" {
 		found, ok := have[filepath.Base(loader)]
 		if !ok {
-			return fmt.Errorf("%s needs the loader %s, which no package contains", path, loader)
+			return nil, fmt.Errorf("%s needs the loader %s, which no package contains", path, loader)
 		}
-		if err := l.File(loader, found, 0o755); err != nil {
-			return err
+		if err := put(loader, found, 0o755); err != nil {
+			return nil, err
 		}
 	}
 	for len(needed) > 0 {
@@ -87,18 +138,18 @@ func add(l *oci.Layer, root, path string) error {
 		}
 		found, ok := have[name]
 		if !ok {
-			return fmt.Errorf("%s needs %s, which no package contains", path, name)
+			return nil, fmt.Errorf("%s needs %s, which no package contains", path, name)
 		}
 		_, more, err := read(found)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if err := l.File(libraries+name, found, 0o644); err != nil {
-			return err
+		if err := put(libraries+name, found, 0o644); err != nil {
+			return nil, err
 		}
 		needed = append(needed, more...)
 	}
-	return nil
+	return copied, nil
 }
 
 // read returns the loader of a program, empty for a library, and its needed libraries, sorted.

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,10 +23,18 @@ import (
 func TestRunsAlone(t *testing.T) {
 	netlab.Privileged(t)
 	archive := filepath.Join(t.TempDir(), "image.tar")
+	var packages []deb.Package
 	if err := oci.Write(archive, oci.Spec{Names: []string{"isthmus/x:dev"}}, func(l *oci.Layer) error {
-		return deb.Add(t.Context(), l, "/usr/sbin/keepalived", "keepalived")
+		var err error
+		packages, err = deb.Add(t.Context(), l, "", "/usr/sbin/keepalived", "keepalived")
+		return err
 	}); err != nil {
 		t.Fatal(err)
+	}
+	for _, name := range []string{"keepalived", "libc6", "libssl3"} {
+		if !slices.ContainsFunc(packages, func(p deb.Package) bool { return p.Name == name && p.Version != "" && p.Architecture == runtime.GOARCH }) {
+			t.Errorf("packages %v, want %s among them", packages, name)
+		}
 	}
 	root := unpack(t, archive)
 	run := exec.CommandContext(t.Context(), "/usr/sbin/keepalived", "--version")
@@ -48,7 +58,8 @@ func TestRunsAlone(t *testing.T) {
 		t.Error(err)
 	}
 	if err := oci.Write(archive, oci.Spec{Names: []string{"isthmus/x:dev"}}, func(l *oci.Layer) error {
-		return deb.Add(t.Context(), l, "/usr/sbin/none-such", "keepalived")
+		_, err := deb.Add(t.Context(), l, "", "/usr/sbin/none-such", "keepalived")
+		return err
 	}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a program that no package contains: %v", err)
 	}

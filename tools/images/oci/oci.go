@@ -1,12 +1,15 @@
-// Package oci writes container images as OCI archives, without a container engine. An image has one uncompressed layer, which
-// the caller fills. The same input produces the same bytes.
+// Package oci makes container images, without a container engine. An image has one layer, which the caller fills. The same input
+// produces the same bytes.
 //
-// In: a Spec and a function that fills the layer. Out: a tar file in the OCI image layout, which `ctr images import` and other
-// engines accept. Names may be short, as in a pod; the archive contains the full form that a kubelet looks for.
+// In: a Spec and a function that fills the layer. Out: an image, or a tar file with it in the OCI image layout, which `ctr images
+// import` and other engines accept. Names may be short, as in a pod; the archive contains the full form that a kubelet looks for.
 package oci
 
 import (
 	"archive/tar"
+	"bytes"
+	"cmp"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -24,6 +27,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
@@ -38,6 +42,10 @@ type Spec struct {
 	Env        []string
 	User       string // "uid:gid", empty means root
 	Labels     map[string]string
+	// Architecture is that of the programs, as Go names it; empty: this machine's.
+	Architecture string
+	// Created is the time that the image states; zero: none.
+	Created time.Time
 }
 
 // Image is an image in an OCI archive, under one of its names.
@@ -83,6 +91,34 @@ func Write(file string, spec Spec, fill func(*Layer) error) (err error) {
 	return os.Rename(archive, file)
 }
 
+// Compressed returns an image with a compressed layer, as registries hold it. Its layer is in memory.
+func Compressed(spec Spec, fill func(*Layer) error) (img v1.Image, err error) {
+	tmp, err := os.MkdirTemp("", "isthmus-oci-*")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	plain, err := writeLayer(filepath.Join(tmp, "layer"), fill)
+	if err != nil {
+		return nil, fmt.Errorf("layer: %w", err)
+	}
+	var content bytes.Buffer
+	w := gzip.NewWriter(&content)
+	if err := copyFile(w, plain.path); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(content.Bytes())), nil
+	}, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, err
+	}
+	return assemble(spec, layer)
+}
+
 // Read returns the named images of an archive.
 func Read(file string) ([]Image, error) {
 	f, err := os.Open(file)
@@ -118,7 +154,7 @@ func Read(file string) ([]Image, error) {
 	}
 }
 
-func assemble(spec Spec, layer *layerFile) (v1.Image, error) {
+func assemble(spec Spec, layer v1.Layer) (v1.Image, error) {
 	img, err := mutate.AppendLayers(mutate.MediaType(empty.Image, types.OCIManifestSchema1), layer)
 	if err != nil {
 		return nil, err
@@ -129,7 +165,8 @@ func assemble(spec Spec, layer *layerFile) (v1.Image, error) {
 		return nil, err
 	}
 	config = config.DeepCopy()
-	config.Architecture, config.OS = runtime.GOARCH, "linux"
+	config.Architecture, config.OS = cmp.Or(spec.Architecture, runtime.GOARCH), "linux"
+	config.Created = v1.Time{Time: spec.Created}
 	config.Config = v1.Config{
 		Entrypoint: spec.Entrypoint,
 		Env:        spec.Env,
@@ -203,18 +240,22 @@ func addBytes(w *tar.Writer, name string, b []byte) error {
 }
 
 func addFile(w *tar.Writer, name, file string, mode int64) error {
-	in, err := os.Open(file)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	st, err := in.Stat()
+	st, err := os.Stat(file)
 	if err != nil {
 		return err
 	}
 	if err := w.WriteHeader(header(name, st.Size(), mode)); err != nil {
 		return err
 	}
+	return copyFile(w, file)
+}
+
+func copyFile(w io.Writer, file string) error {
+	in, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
 	_, err = io.Copy(w, in)
 	return err
 }

@@ -72,7 +72,7 @@ func (c Cache) TestImage(ctx context.Context, programs map[string]string) (strin
 			return err
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-		debs, err := debian.DownloadWhole(ctx, tmp, testPackages...)
+		debs, err := debian.DownloadWhole(ctx, tmp, "", testPackages...)
 		if err != nil {
 			return err
 		}
