@@ -47,6 +47,7 @@ Service that one of them exports is reachable in all of them as NAME.NAMESPACE.s
   isthmusctl join invitation-a.yaml --kubeconfig a.kubeconfig
   isthmusctl export service hello -n demo --kubeconfig a.kubeconfig
   isthmusctl status --wait --kubeconfig a.kubeconfig`,
+		Version:       version.Long(),
 		SilenceErrors: true, // main prints the error, once
 		SilenceUsage:  true,
 		Args:          usage.NoArgs,
@@ -59,20 +60,7 @@ Service that one of them exports is reachable in all of them as NAME.NAMESPACE.s
 	usage.Explain(root)
 	root.AddCommand(
 		deployBrokerCommand(), inviteCommand(), joinCommand(), leaveCommand(), memberCommand(), rotateCommand(), revokeCommand(),
-		exportCommand(), unexportCommand(), statusCommand(), dnsCommand(), showCommand(), explainCommand(), observeCommand(), releaseHoldCommand(), gatewayCommand(), federationCommand(), lighthouseCommand(), versionCommand(),
+		exportCommand(), unexportCommand(), statusCommand(), dnsCommand(), showCommand(), explainCommand(), observeCommand(), releaseHoldCommand(), gatewayCommand(), federationCommand(), lighthouseCommand(), imagesCommand(), versionCommand(),
 	)
 	return root
-}
-
-func versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version of isthmusctl",
-		Example: "  isthmusctl version",
-		Args:    usage.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), version.String())
-			return err
-		},
-	}
 }

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	semver "k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/tables"
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
+	"github.com/isthmus-net/isthmus/cmd/internal/version"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// versions are those of this program and of what runs in a cluster.
+type versions struct {
+	Client     version.Info      `json:"client"`
+	Controller map[string]string `json:"controller,omitempty"` // by pod
+	Agents     map[string]string `json:"agents,omitempty"`     // by node
+	Skew       []string          `json:"skew,omitempty"`       // versions that differ, one sentence each
+}
+
+func versionCommand() *cobra.Command {
+	var t target
+	var namespace, format string
+	var client bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the versions of isthmusctl, the controller and the agents",
+		Long: `Print the version of isthmusctl, and those of the controller and the agents in a cluster. A release works with the
+minor versions directly before and after it, so that a cluster can be upgraded step by step; other differences are named.
+
+The command needs the same rights as isthmusctl status. With --client it asks no cluster.`,
+		Example: `  isthmusctl version --client
+  isthmusctl version --kubeconfig a.kubeconfig -o json`,
+		Args: usage.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := tables.CheckFormat(format); err != nil {
+				return err
+			}
+			v := versions{Client: version.Get()}
+			var err error
+			if !client {
+				err = v.ask(cmd.Context(), &t, namespace)
+			}
+			if format == "json" {
+				return errors.Join(writeJSON(cmd.OutOrStdout(), v), err)
+			}
+			return errors.Join(v.writeText(cmd.OutOrStdout()), err)
+		},
+	}
+	t.bind(cmd.Flags())
+	cmd.Flags().StringVarP(&namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace in which Isthmus is installed")
+	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
+	cmd.Flags().BoolVar(&client, "client", false, "print only the version of isthmusctl")
+	return cmd
+}
+
+// ask reads the versions of what runs in a cluster.
+func (v *versions) ask(ctx context.Context, t *target, namespace string) error {
+	c, err := t.collector(namespace)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	r, err := c.collect(ctx)
+	if err != nil {
+		return err
+	}
+	v.Controller, v.Agents = map[string]string{}, map[string]string{}
+	for _, p := range r.Controller.Pods {
+		if p.Status != nil {
+			v.Controller[p.Pod] = p.Status.Version
+		}
+	}
+	for _, n := range r.Agents.Nodes {
+		if n.Status != nil {
+			v.Agents[n.Node] = n.Status.Version
+		}
+	}
+	v.Skew = skew(v.Client.Version, v.Controller, v.Agents)
+	return nil
+}
+
+// writeText prints v for people.
+func (v *versions) writeText(out io.Writer) error {
+	w := newTextWriter(out)
+	w.line("isthmusctl\t%s", version.Long())
+	if v.Controller != nil {
+		w.line("controller\t%s", countVersions(v.Controller))
+		w.line("agents\t%s", countVersions(v.Agents))
+	}
+	for _, s := range v.Skew {
+		w.line("\n%s", s)
+	}
+	return w.Flush()
+}
+
+// countVersions counts versions: "v0.1.0", or "v0.1.0 (2), v0.2.0 (1)" if they differ.
+func countVersions(by map[string]string) string {
+	count := map[string]int{}
+	for _, v := range by {
+		count[v]++
+	}
+	var all []string
+	for _, v := range slices.Sorted(maps.Keys(count)) {
+		if len(count) == 1 {
+			return v
+		}
+		all = append(all, fmt.Sprintf("%s (%d)", v, count[v]))
+	}
+	if len(all) == 0 {
+		return "none answers"
+	}
+	return strings.Join(all, ", ")
+}
+
+// skew names versions that do not work together: those of programs that are more than one minor version apart. Builds without a
+// release have no version to compare.
+func skew(client string, controllers, agents map[string]string) []string {
+	newest, by := (*semver.Version)(nil), ""
+	all := map[string]string{"isthmusctl": client}
+	for pod, v := range controllers {
+		all["pod "+pod] = v
+	}
+	for node, v := range agents {
+		all["the agent of node "+node] = v
+	}
+	names := slices.Sorted(maps.Keys(all))
+	for _, name := range names {
+		if v, err := semver.ParseSemantic(all[name]); err == nil && (newest == nil || newest.LessThan(v)) {
+			newest, by = v, name
+		}
+	}
+	var said []string
+	for _, name := range names {
+		v, err := semver.ParseSemantic(all[name])
+		if err != nil || v.Major() == newest.Major() && v.Minor()+1 >= newest.Minor() {
+			continue
+		}
+		said = append(said, fmt.Sprintf("%s is of version v%s, and %s of version v%s: upgrade by one minor version at a time", name, v, by, newest))
+	}
+	return said
+}
