@@ -366,3 +366,23 @@ func TestShow(t *testing.T) {
 		}
 	}
 }
+
+// `helm test` runs isthmusctl status in the cluster with the rights of the chart's test account, and leaves nothing behind. isthmusctl
+// version prints what runs there.
+func TestHelmTest(t *testing.T) {
+	needBed(t)
+	output, err := bed.Helm(t.Context(), "a", "test", "isthmus", "--namespace", testbed.Namespace, "--timeout", patience.String())
+	if err != nil {
+		logs, _ := bed.Kubectl(t.Context(), "a", "-n", testbed.Namespace, "logs", "isthmus-test")
+		t.Fatalf("helm test: %v\n%s\n%s", err, output, logs)
+	}
+	left, err := bed.Kubectl(t.Context(), "a", "-n", testbed.Namespace, "get", "pod,sa,role,rolebinding,clusterrole,clusterrolebinding",
+		"-l", "app.kubernetes.io/name=isthmus-test", "-o", "name")
+	if err != nil || strings.TrimSpace(left) != "" {
+		t.Errorf("helm test leaves %q (%v)", left, err)
+	}
+	output, err = bed.Isthmusctl(t.Context(), "a", "version")
+	if err != nil || strings.Count(output, "dev") != 3 {
+		t.Errorf("isthmusctl version: %v\n%s", err, output)
+	}
+}

@@ -206,6 +206,7 @@ func (tb *Testbed) Step(format string, args ...any) {
 // build compiles what the installation needs, without what a debugger reads, and returns the image archives.
 func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 	images := filepath.Join(tb.bin, "images")
+	products := []string{"controller", "agent", "isthmusctl"}
 	builds := []struct {
 		name string
 		args []string
@@ -213,7 +214,7 @@ func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 		{"our programs", []string{"build", "-ldflags=-s -w", "-o", tb.bin + "/", "./cmd/isthmusctl", "./cmd/isthmus-agent"}},
 		{"the echo client", []string{"build", "-ldflags=-s -w", "-o", filepath.Join(tb.bin, "echo-server"), "./tools/lab/echo"}},
 		{"Helm", []string{"build", "-C", "tools/helm", "-ldflags=-s -w", "-o", filepath.Join(tb.bin, "helm"), "helm.sh/helm/v4/cmd/helm"}},
-		{"the images", []string{"run", "./tools/images", "-o", images, "controller", "agent"}},
+		{"the images", append([]string{"run", "./tools/images", "-o", images}, products...)},
 	}
 	for _, b := range builds {
 		tb.Step("build %s", b.name)
@@ -221,7 +222,11 @@ func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 			return nil, fmt.Errorf("build %s: %w", b.name, err)
 		}
 	}
-	return []string{filepath.Join(images, "controller.tar"), filepath.Join(images, "agent.tar")}, nil
+	var archives []string
+	for _, p := range products {
+		archives = append(archives, filepath.Join(images, p+".tar"))
+	}
+	return archives, nil
 }
 
 // LoadImages builds images of further products, by their names for tools/images, and loads them into every node.

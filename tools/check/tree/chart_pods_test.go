@@ -31,12 +31,13 @@ type guards struct {
 	policies   map[string]networkingv1.NetworkPolicySpec
 	budgets    map[string]policyv1.PodDisruptionBudgetSpec
 	namespaces map[string]corev1.Namespace
+	hooks      map[string]corev1.PodSpec // pods that Helm runs for a moment
 }
 
 // renderGuards renders the chart with values.
 func renderGuards(t *testing.T, args ...string) guards {
 	t.Helper()
-	g := guards{map[string]workload{}, map[string]networkingv1.NetworkPolicySpec{}, map[string]policyv1.PodDisruptionBudgetSpec{}, map[string]corev1.Namespace{}}
+	g := guards{map[string]workload{}, map[string]networkingv1.NetworkPolicySpec{}, map[string]policyv1.PodDisruptionBudgetSpec{}, map[string]corev1.Namespace{}, map[string]corev1.PodSpec{}}
 	for _, doc := range documents(t, args...) {
 		var object metav1.PartialObjectMetadata
 		unmarshal(t, doc, &object)
@@ -61,7 +62,14 @@ func renderGuards(t *testing.T, args ...string) guards {
 			var n corev1.Namespace
 			unmarshal(t, doc, &n)
 			g.namespaces[n.Name] = n
-		case "ReplicaSet", "StatefulSet", "Job", "CronJob", "Pod":
+		case "Pod":
+			var p corev1.Pod
+			unmarshal(t, doc, &p)
+			if p.Annotations["helm.sh/hook"] == "" {
+				t.Fatalf("Pod %s is not a hook", p.Name)
+			}
+			g.hooks[p.Name] = p.Spec
+		case "ReplicaSet", "StatefulSet", "Job", "CronJob":
 			t.Fatalf("%s %s: this test does not know its pods", object.Kind, object.Name)
 		}
 	}
@@ -86,7 +94,12 @@ func TestChartConfinesPods(t *testing.T) {
 	} {
 		t.Run(set, func(t *testing.T) {
 			t.Parallel()
-			workloads := renderGuards(t, "--set", set).workloads
+			rendered := renderGuards(t, "--set", set)
+			for name, pod := range rendered.hooks {
+				checkContainer(t, name, pod, pod.Containers[0])
+				checkRestricted(t, name, pod)
+			}
+			workloads := rendered.workloads
 			want := []string{"isthmus-agent", "isthmus-controller", "isthmus-gateway", "isthmus-gateway-controller"}
 			if diff := cmp.Diff(want, slices.Sorted(maps.Keys(workloads))); diff != "" {
 				t.Fatalf("workloads (-want +have):\n%s", diff)

@@ -156,6 +156,8 @@ func TestChartRefusesTypos(t *testing.T) {
 		"a TTL of a day":                    {"agent.dns.ttl=86400", []string{"/agent/dns/ttl", "3,600"}},
 		"a word for a choice":               {"agent.dns.clusterScoped=often", []string{"/agent/dns/clusterScoped"}},
 		"slash after registry":              {"image.registry=example.org/", []string{"/image/registry", "example.org/"}},
+		"a tag for a digest":                {"image.digests.isthmus/agent=v1", []string{"/image/digests/isthmus~1agent"}},
+		"a word for labels":                 {"agent.podLabels=yes", []string{"/agent/podLabels", "object"}},
 		"unknown pull policy":               {"image.pullPolicy=Sometimes", []string{"/image/pullPolicy", "IfNotPresent"}},
 		"all nodes but written 0":           {"agent.maxUnavailable=0%", []string{"/agent/maxUnavailable"}},
 		"unknown balancer":                  {"gateway.balancer=ipvs", []string{"/gateway/balancer", "nftables"}},
@@ -558,7 +560,7 @@ func TestChartGatewayNodes(t *testing.T) {
 			if !pod.HostNetwork || pod.HostPID || len(pod.Containers) != 1 || len(pod.InitContainers) != tc.init {
 				t.Fatalf("pod: %+v", pod)
 			}
-			if _, ok := pod.NodeSelector["isthmus.dev/gateway"]; !ok || len(pod.NodeSelector) != 1 {
+			if _, ok := pod.NodeSelector["isthmus.dev/gateway"]; !ok || len(pod.NodeSelector) != 2 || pod.NodeSelector["kubernetes.io/os"] != "linux" {
 				t.Errorf("on nodes with %v", pod.NodeSelector)
 			}
 			if pod.TerminationGracePeriodSeconds <= 20 { // closeTimeout of the program

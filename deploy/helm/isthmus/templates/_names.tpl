@@ -3,6 +3,7 @@
 {{- $root := index . 0 -}}
 {{- with $root.Values.image.registry }}{{ . }}/{{ end -}}
 {{ index . 1 }}:{{ $root.Values.image.tag | default $root.Chart.AppVersion }}
+{{- if not $root.Values.image.tag }}{{ with index ($root.Values.image.digests | default dict) (index . 1) }}@{{ . }}{{ end }}{{ end }}
 {{- end }}
 
 {{/* The labels that select a component's pods. Arguments: the context and the component. They never change. */}}
@@ -46,4 +47,44 @@ appArmorProfile: {type: {{ . }}}
 {{/* The scheme of /metrics, the status and the probes, which is also the name of their port. */}}
 {{- define "isthmus.http" -}}
 {{ ternary "http" "https" .Values.metrics.insecureHTTP }}
+{{- end }}
+
+{{/* The labels of a component's pods. Arguments: the context, the component and its values. */}}
+{{- define "isthmus.podLabels" -}}
+{{ include "isthmus.labels" (list (index . 0) (index . 1)) }}
+{{- with (index . 2).podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The annotations of a component's pods: those of all pods, and its own, which win. Arguments: the context and its values. */}}
+{{- define "isthmus.podAnnotations" -}}
+{{- with merge dict ((index . 1).podAnnotations | default dict) ((index . 0).Values.podAnnotations | default dict) }}
+{{- toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The nodes of a component's pods. Argument: its values. The programs are for Linux. */}}
+{{- define "isthmus.placement" -}}
+nodeSelector: {{- toYaml (merge dict (.nodeSelector | default dict) (dict "kubernetes.io/os" "linux")) | nindent 2 }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* How replicas spread over nodes. Arguments: the context, the component and its values. */}}
+{{- define "isthmus.spread" -}}
+topologySpreadConstraints:
+{{- with (index . 2).topologySpreadConstraints }}
+{{- toYaml . | nindent 2 }}
+{{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "isthmus.selector" . | nindent 8 }}
+{{- end }}
 {{- end }}
