@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images check unit test test-kernels race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
+.PHONY: help generate build images release check unit test test-kernels race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ build: ## build all binaries into bin/
 
 images: ## build the container images into bin/images/, as OCI archives
 	go run ./tools/images -o bin/images controller agent gateway gateway-controller
+
+release: ## all that users install, in the new folder OUT; VERSION is such as v0.1.0, KEY the file of a private key for signatures
+	go run ./tools/release --version "$(VERSION)" --output "$(OUT)" --key "$(KEY)"
 
 check: ## format, lint, vet, and proof that generated files are current
 	go run ./tools/check

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"sigs.k8s.io/yaml"
+)
+
+// chartSource is the folder of the chart in the repository.
+const chartSource = "deploy/helm/isthmus"
+
+// Files that are rendered from the chart.
+const (
+	manifestsFile = "isthmus.yaml"
+	crdsFile      = "isthmus-crds.yaml"
+)
+
+// chart packs the chart, adds it to the images as an OCI artifact, and renders the manifests from it.
+func (r *release) chart(ctx context.Context, tmp string, to layout.Path, digests map[string]string) error {
+	staged := filepath.Join(tmp, "isthmus")
+	if err := r.stage(staged, digests); err != nil {
+		return err
+	}
+	if _, err := r.helm(ctx, "package", staged, "--destination", r.output); err != nil {
+		return err
+	}
+	if err := r.render(ctx, staged); err != nil {
+		return err
+	}
+	packed, err := os.ReadFile(r.path("isthmus-" + r.chartVersion() + ".tgz"))
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(filepath.Join(staged, "Chart.yaml"))
+	if err != nil {
+		return err
+	}
+	metadata, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		return err
+	}
+	var about struct{ Description string }
+	if err := json.Unmarshal(metadata, &about); err != nil {
+		return err
+	}
+	// The media types and annotations are Helm's: https://helm.sh/docs/topics/registries/
+	img, err := newArtifact("application/vnd.cncf.helm.config.v1+json", metadata, r.annotations(map[string]string{
+		"org.opencontainers.image.title":       "isthmus",
+		"org.opencontainers.image.version":     r.chartVersion(),
+		"org.opencontainers.image.description": about.Description,
+		"org.opencontainers.image.licenses":    "Apache-2.0",
+	}), []v1.Layer{static.NewLayer(packed, "application/vnd.cncf.helm.chart.content.v1.tar+gzip")})
+	if err != nil {
+		return err
+	}
+	digest, err := img.Digest()
+	if err != nil {
+		return err
+	}
+	if err := to.AppendImage(img, named("charts/isthmus", r.chartVersion())); err != nil {
+		return err
+	}
+	return r.signImage(to, "charts/isthmus", digest)
+}
+
+// chartVersion is the version of the chart: Helm's have no v.
+func (r *release) chartVersion() string { return strings.TrimPrefix(r.version, "v") }
+
+// stage writes the chart of this release into a folder. Its files are of the commit's date, so that it is packed into the same bytes.
+func (r *release) stage(to string, digests map[string]string) error {
+	if err := os.CopyFS(to, os.DirFS(filepath.Join(r.root, chartSource))); err != nil {
+		return err
+	}
+	pins, err := json.Marshal(digests)
+	if err != nil {
+		return err
+	}
+	for _, edit := range []struct{ file, line, now string }{
+		{"Chart.yaml", "version: 0.0.0-dev", "version: " + r.chartVersion()},
+		{"Chart.yaml", "appVersion: dev", "appVersion: " + r.version},
+		{"values.yaml", "  digests: {}", "  digests: " + string(pins)},
+	} {
+		path := filepath.Join(to, edit.file)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		changed := bytes.Replace(text, []byte("\n"+edit.line+"\n"), []byte("\n"+edit.now+"\n"), 1)
+		if bytes.Equal(changed, text) {
+			return fmt.Errorf("%s/%s has no line %q", chartSource, edit.file, edit.line)
+		}
+		if err := os.WriteFile(path, changed, 0o644); err != nil {
+			return err
+		}
+	}
+	return filepath.Walk(to, func(path string, _ os.FileInfo, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Chtimes(path, r.stamp.Date, r.stamp.Date)
+	})
+}
+
+// render writes the manifests of the chart with its defaults, and its CRDs.
+func (r *release) render(ctx context.Context, staged string) error {
+	note := fmt.Sprintf("# Isthmus %s, with the default values of its chart.\n", r.version)
+	rendered, err := r.helm(ctx, "template", "isthmus", staged, "--namespace", "isthmus-system", "--skip-tests")
+	if err != nil {
+		return err
+	}
+	crds, err := r.helm(ctx, "show", "crds", staged)
+	if err != nil {
+		return err
+	}
+	for name, text := range map[string]string{manifestsFile: rendered, crdsFile: crds} {
+		if err := os.WriteFile(r.path(name), []byte(note+text+"\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// helm runs the pinned Helm.
+func (r *release) helm(ctx context.Context, args ...string) (string, error) {
+	return said(ctx, r.root, "go", append([]string{"tool", "-modfile=tools/helm/go.mod", "helm"}, args...)...)
+}

@@ -1,0 +1,372 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto"
+	"crypto/elliptic"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"github.com/sigstore/sigstore/pkg/cryptoutils"
+	"github.com/sigstore/sigstore/pkg/signature"
+	"github.com/sigstore/sigstore/pkg/signature/dsse"
+	spdxjson "github.com/spdx/tools-golang/json"
+	"github.com/spdx/tools-golang/spdxlib"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+const testVersion = "v0.1.0-rc.1"
+
+// A release has all its files; their checksums, signatures and bills of materials hold, and the chart and the manifests name the images
+// of its archive. A second one, of a copy of the sources in another folder, has the same bytes.
+func TestRelease(t *testing.T) {
+	netlab.Privileged(t) // apt's sandbox, for the gateway's image
+	keyFile := filepath.Join(t.TempDir(), "release.key")
+	private, _, err := cryptoutils.GeneratePEMEncodedECDSAKeyPair(elliptic.P256(), func(bool) ([]byte, error) { return []byte("secret"), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(keyFile, private, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(passwordVariable, "secret")
+	dir := releaseOf(t, "", settings{key: keyFile})
+
+	t.Run("checksums", func(t *testing.T) { checkSums(t, dir) })
+	t.Run("signatures", func(t *testing.T) { checkSignatures(t, dir) })
+	t.Run("bills of materials", func(t *testing.T) { checkBills(t, dir) })
+	t.Run("images", func(t *testing.T) { checkImages(t, dir) })
+	t.Run("program", func(t *testing.T) {
+		said, err := exec.CommandContext(t.Context(), filepath.Join(dir, "isthmusctl-linux-amd64"), "--version").CombinedOutput()
+		if err != nil || !strings.Contains(string(said), testVersion+" (commit ") {
+			t.Errorf("isthmusctl --version: %s (%v)", said, err)
+		}
+	})
+	t.Run("registry", func(t *testing.T) { checkRegistry(t, dir) })
+	t.Run("again", func(t *testing.T) { checkAgain(t, dir) })
+}
+
+// releaseOf builds a release from a copy of this repository, or from itself, and returns its folder.
+func releaseOf(t *testing.T, repository string, s settings) string {
+	t.Helper()
+	if repository != "" {
+		t.Chdir(repository)
+	}
+	s.version, s.output, s.platforms, s.unclean = testVersion, filepath.Join(t.TempDir(), "release"), []string{"linux/amd64"}, true
+	if err := build(t.Context(), t.Output(), s); err != nil {
+		t.Fatal(err)
+	}
+	return s.output
+}
+
+func read(t *testing.T, path ...string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(path...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+func checkSums(t *testing.T, dir string) {
+	t.Helper()
+	check := exec.CommandContext(t.Context(), "sha256sum", "--check", "--strict", "--quiet", sumsFile)
+	check.Dir = dir
+	if said, err := check.CombinedOutput(); err != nil {
+		t.Errorf("sha256sum: %v\n%s", err, said)
+	}
+	var listed []string
+	for line := range strings.Lines(string(read(t, dir, sumsFile))) {
+		listed = append(listed, strings.TrimSpace(line[64:]))
+	}
+	want := []string{
+		"image-agent-linux-amd64.spdx.json", "image-controller-linux-amd64.spdx.json", "image-gateway-controller-linux-amd64.spdx.json",
+		"image-gateway-linux-amd64.spdx.json", "image-isthmusctl-linux-amd64.spdx.json", "isthmus-0.1.0-rc.1.tgz", "isthmus-crds.yaml",
+		"isthmus-images.tar", "isthmus.krew.yaml", "isthmus.yaml", "isthmusctl-linux-amd64", "isthmusctl-linux-amd64.spdx.json", "isthmusctl-linux-amd64.tar.gz", "isthmusctl.rb",
+	}
+	if !slices.Equal(listed, want) {
+		t.Errorf("files %q, want %q", listed, want)
+	}
+}
+
+func checkSignatures(t *testing.T, dir string) {
+	t.Helper()
+	public, err := cryptoutils.UnmarshalPEMToPublicKey(read(t, dir, publicKeyFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	verifier, err := signature.LoadVerifier(public, crypto.SHA256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sums := read(t, dir, sumsFile)
+	signed, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(read(t, dir, signatureFile))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := verifier.VerifySignature(bytes.NewReader(signed), bytes.NewReader(sums)); err != nil {
+		t.Errorf("signature of the checksums: %v", err)
+	}
+	if err := verifier.VerifySignature(bytes.NewReader(signed), bytes.NewReader(sums[1:])); err == nil {
+		t.Error("the signature holds for other checksums as well")
+	}
+	envelope := read(t, dir, provenanceFile)
+	if err := dsse.WrapVerifier(verifier).VerifySignature(bytes.NewReader(envelope), nil); err != nil {
+		t.Errorf("signature of the provenance: %v", err)
+	}
+	var sealed struct{ Payload []byte }
+	var s statement
+	if err := errors.Join(json.Unmarshal(envelope, &sealed), json.Unmarshal(sealed.Payload, &s)); err != nil {
+		t.Fatal(err)
+	}
+	if have, want := len(s.Subject), bytes.Count(sums, []byte("\n")); have != want || len(s.Predicate.BuildDefinition.ResolvedDependencies) != 1 {
+		t.Errorf("the provenance is about %d files of %d", have, want)
+	}
+	images := unpack(t, dir)
+	signatures := 0
+	for name, d := range images.byName(t) {
+		repository, tag, _ := strings.Cut(name, ":")
+		if strings.HasSuffix(tag, ".sig") {
+			continue
+		}
+		with, ok := images.byName(t)[repository+":"+strings.ReplaceAll(d.Digest.String(), ":", "-")+".sig"]
+		if !ok {
+			t.Errorf("%s is not signed", name)
+			continue
+		}
+		signatures++
+		img, err := images.path.Image(with.Digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := img.Manifest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		payload := images.blob(t, manifest.Layers[0].Digest)
+		signed, err := base64.StdEncoding.DecodeString(manifest.Layers[0].Annotations["dev.cosignproject.cosign/signature"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := verifier.VerifySignature(bytes.NewReader(signed), bytes.NewReader(payload)); err != nil || !bytes.Contains(payload, []byte(d.Digest.String())) {
+			t.Errorf("signature of %s: %v in %s", name, err, payload)
+		}
+	}
+	if signatures != 6 {
+		t.Errorf("%d artifacts are signed, want five images and the chart", signatures)
+	}
+}
+
+func checkBills(t *testing.T, dir string) {
+	t.Helper()
+	bills, err := filepath.Glob(filepath.Join(dir, "*"+sbomSuffix))
+	if err != nil || len(bills) != 6 {
+		t.Fatalf("%q, want six bills of materials", bills)
+	}
+	for _, bill := range bills {
+		doc, err := spdxjson.Read(bytes.NewReader(read(t, bill)))
+		if err != nil {
+			t.Fatalf("%s: %v", filepath.Base(bill), err)
+		}
+		if err := spdxlib.ValidateDocument(doc); err != nil {
+			t.Errorf("%s: %v", filepath.Base(bill), err)
+		}
+		for _, want := range []string{"stdlib", "golang.org/x/sys"} {
+			if !strings.Contains(string(read(t, bill)), `"name": "`+want+`"`) {
+				t.Errorf("%s does not name %s", filepath.Base(bill), want)
+			}
+		}
+	}
+	if gateway := string(read(t, dir, "image-gateway-linux-amd64.spdx.json")); !strings.Contains(gateway, "pkg:deb/debian/keepalived@") {
+		t.Error("the gateway's bill of materials does not name keepalived")
+	}
+}
+
+// images is an unpacked archive of images.
+type images struct {
+	dir  string
+	path layout.Path
+}
+
+func unpack(t *testing.T, release string) images {
+	t.Helper()
+	i := images{dir: t.TempDir()}
+	f, err := os.Open(filepath.Join(release, imagesFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for in := tar.NewReader(f); ; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(in)
+		to := filepath.Join(i.dir, filepath.FromSlash(h.Name))
+		if err := errors.Join(err, os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, content, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if i.path, err = layout.FromPath(i.dir); err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+// byName returns the descriptors of the archive.
+func (i images) byName(t *testing.T) map[string]v1.Descriptor {
+	t.Helper()
+	index, err := i.path.ImageIndex()
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]v1.Descriptor{}
+	for _, d := range manifest.Manifests {
+		all[d.Annotations["org.opencontainers.image.ref.name"]] = d
+	}
+	return all
+}
+
+func (i images) blob(t *testing.T, digest v1.Hash) []byte {
+	t.Helper()
+	return read(t, i.dir, "blobs", digest.Algorithm, digest.Hex)
+}
+
+// The archive is a valid OCI layout, and the chart and the manifests name its images by digest.
+func checkImages(t *testing.T, dir string) {
+	t.Helper()
+	have := unpack(t, dir)
+	index, err := have.path.ImageIndex()
+	if err != nil {
+		t.Fatal(err)
+	}
+	chart := have.byName(t)["charts/isthmus:0.1.0-rc.1"]
+	if chart.MediaType != types.OCIManifestSchema1 {
+		t.Errorf("the chart is %+v", chart)
+	}
+	manifests := string(read(t, dir, manifestsFile))
+	for _, name := range []string{"agent", "controller", "gateway", "gateway-controller"} {
+		d := have.byName(t)["isthmus/"+name+":"+testVersion]
+		of, err := index.ImageIndex(d.Digest)
+		if err != nil {
+			t.Fatalf("image of %s: %v", name, err)
+		}
+		if err := validate.Index(of); err != nil {
+			t.Errorf("image of %s: %v", name, err)
+		}
+		rendered := "isthmus/" + name + ":" + testVersion + "@" + d.Digest.String()
+		if strings.HasPrefix(name, "gateway") {
+			continue // not part of the default installation
+		}
+		if !strings.Contains(manifests, "image: "+rendered+"\n") {
+			t.Errorf("the manifests do not name %s", rendered)
+		}
+	}
+	packed := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "template", "isthmus",
+		filepath.Join(dir, "isthmus-0.1.0-rc.1.tgz"), "--set", "image.registry=registry.example.org/team")
+	packed.Dir = "../.."
+	said, err := packed.CombinedOutput()
+	if err != nil || !strings.Contains(string(said), "image: registry.example.org/team/isthmus/agent:"+testVersion+"@sha256:") {
+		t.Errorf("the packed chart: %v\n%s", err, said)
+	}
+}
+
+// The released isthmusctl pushes the archive to a registry, from which Helm installs the chart.
+func checkRegistry(t *testing.T, dir string) {
+	t.Helper()
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	to := strings.TrimPrefix(server.URL, "http://") + "/team"
+	push := exec.CommandContext(t.Context(), filepath.Join(dir, "isthmusctl-linux-amd64"), "images", "push", to, "--from", filepath.Join(dir, imagesFile), "--plain-http")
+	said, err := push.CombinedOutput()
+	if err != nil || strings.Count(string(said), ".sig@sha256:") != 6 || strings.Count(string(said), "\n") != 12 {
+		t.Fatalf("isthmusctl images push: %v\n%s", err, said)
+	}
+	install := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "template", "isthmus",
+		"oci://"+to+"/charts/isthmus", "--version", "0.1.0-rc.1", "--plain-http", "--set", "image.registry="+to)
+	install.Dir = "../.."
+	said, err = install.CombinedOutput()
+	if err != nil || !strings.Contains(string(said), "image: "+to+"/isthmus/controller:"+testVersion+"@sha256:") {
+		t.Errorf("helm template: %v\n%s", err, said)
+	}
+}
+
+// checkAgain builds the release in another folder, and compares everything but signatures.
+func checkAgain(t *testing.T, first string) {
+	t.Helper()
+	copied := filepath.Join(t.TempDir(), "elsewhere")
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"git", "clone", "--quiet", "--no-hardlinks", root, copied},
+		{"sh", "-c", "cd '" + root + "' && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t '" + copied + "'"},
+	} {
+		if said, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v\n%s", args, err, said)
+		}
+	}
+	second := releaseOf(t, copied, settings{})
+	if a, b := read(t, first, sumsFile), read(t, second, sumsFile); !bytes.Equal(a, b) {
+		t.Logf("of the first:\n%s\nof the second:\n%s", a, b)
+		var differ []string
+		for line := range strings.Lines(string(a)) {
+			if !bytes.Contains(b, []byte(line)) && !strings.HasSuffix(line, imagesFile+"\n") { // that has the signatures
+				differ = append(differ, line[66:])
+			}
+		}
+		if len(differ) > 0 {
+			t.Errorf("built twice, these files differ: %q", differ)
+		}
+	}
+}
+
+// Wrong settings of a user are reported before anything is built.
+func TestSettings(t *testing.T) {
+	t.Parallel()
+	full := t.TempDir()
+	if err := os.WriteFile(filepath.Join(full, "x"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good := settings{version: "v1.2.3", output: full, platforms: everywhere, unclean: true}
+	for want, change := range map[string]func(*settings){
+		`--version "1.2.3": want a semantic version with a v`:         func(s *settings) { s.version = "1.2.3" },
+		`--version "v1.2": want a semantic version with a v`:          func(s *settings) { s.version = "v1.2" },
+		"--output is missing":                                         func(s *settings) { s.output = "" },
+		"the folder is not empty; remove it, or name another":         func(*settings) {},
+		`--platforms: "linux/riscv64" is none of linux/amd64`:         func(s *settings) { s.platforms = []string{"linux/riscv64"} },
+		"--platforms: name at least one of Linux":                     func(s *settings) { s.platforms = []string{"darwin/arm64"} },
+		"--key " + filepath.Join(full, "x") + ": PEM decoding failed": func(s *settings) { s.key = filepath.Join(full, "x") },
+	} {
+		s := good
+		change(&s)
+		if err := build(t.Context(), t.Output(), s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", s, err, want)
+		}
+	}
+}
