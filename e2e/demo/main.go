@@ -41,7 +41,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	cfg := testbed.Config{Progress: os.Stdout}
+	cfg := testbed.Config{Release: true, Progress: os.Stdout}
 	flag.StringVar(&cfg.Name, "name", "demo", "the `lab` to use; what already stands there is brought up to date")
 	flag.Usage = func() {
 		fmt.Fprint(flag.CommandLine.Output(), "usage: demo [--name LAB] [down]\nexample: go run ./e2e/demo --name demo2\n")

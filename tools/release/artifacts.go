@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/tools/images/oci"
 	"github.com/isthmus-net/isthmus/tools/images/product"
@@ -41,12 +42,12 @@ func (r *release) artifacts(ctx context.Context) (err error) {
 		return err
 	}
 	digests := map[string]string{}
-	for _, name := range product.Names() {
-		r.step("  %s", name)
-		index, err := r.image(ctx, filepath.Join(tmp, name), name)
-		if err != nil {
-			return err
-		}
+	built, err := r.build(ctx, tmp)
+	if err != nil {
+		return err
+	}
+	for i, name := range r.images {
+		index := built[i]
 		digest, err := index.Digest()
 		if err != nil {
 			return err
@@ -64,6 +65,21 @@ func (r *release) artifacts(ctx context.Context) (err error) {
 		return err
 	}
 	return archive(folder, r.path(imagesFile), r.stamp.Date)
+}
+
+// build builds all images, beside each other: much of it waits for downloads, and linkers use one CPU.
+func (r *release) build(ctx context.Context, tmp string) ([]v1.ImageIndex, error) {
+	built := make([]v1.ImageIndex, len(r.images))
+	all, ctx := errgroup.WithContext(ctx)
+	all.SetLimit(2)
+	for i, name := range r.images {
+		all.Go(func() (err error) {
+			built[i], err = r.image(ctx, filepath.Join(tmp, name), name)
+			r.step("  %s", name)
+			return err
+		})
+	}
+	return built, all.Wait()
 }
 
 // named gives an image its names in the archive: that for skopeo and the like, and that for containerd.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -94,11 +95,11 @@ func (r *release) stage(to string, digests map[string]string) error {
 		if err != nil {
 			return err
 		}
-		changed := bytes.Replace(text, []byte("\n"+edit.line+"\n"), []byte("\n"+edit.now+"\n"), 1)
-		if bytes.Equal(changed, text) {
+		before, after, found := bytes.Cut(text, []byte("\n"+edit.line+"\n"))
+		if !found {
 			return fmt.Errorf("%s/%s has no line %q", chartSource, edit.file, edit.line)
 		}
-		if err := os.WriteFile(path, changed, 0o644); err != nil {
+		if err := os.WriteFile(path, slices.Concat(before, []byte("\n"+edit.now+"\n"), after), 0o644); err != nil {
 			return err
 		}
 	}

@@ -16,12 +16,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/tools/compile"
+	"github.com/isthmus-net/isthmus/tools/images/product"
 )
 
 func main() {
@@ -35,6 +37,7 @@ func main() {
 type settings struct {
 	version, output, key string
 	platforms            []string // of isthmusctl; their Linux ones are those of the images
+	images               []string // names of products
 	unclean              bool
 }
 
@@ -62,6 +65,7 @@ func command() *cobra.Command {
 	cmd.Flags().StringVarP(&s.output, "output", "o", "", "folder of the release, which is new or empty")
 	cmd.Flags().StringVar(&s.key, "key", "", "file with the private key of signatures, PEM or as cosign writes it; empty: nothing is signed")
 	cmd.Flags().StringSliceVar(&s.platforms, "platforms", everywhere, "platforms of isthmusctl; the images are built for the Linux ones")
+	cmd.Flags().StringSliceVar(&s.images, "images", product.Names(), "images to build; the chart names others by tag, without a digest")
 	cmd.Flags().BoolVar(&s.unclean, "unclean", false, "build a working tree with uncommitted changes, for tests")
 	return cmd
 }
@@ -127,6 +131,11 @@ func (s settings) check() error {
 	}
 	if s.output == "" {
 		return errors.New("--output is missing: name a new or empty folder")
+	}
+	for _, name := range s.images {
+		if !slices.Contains(product.Names(), name) {
+			return fmt.Errorf("--images: %q is none of %s", name, strings.Join(product.Names(), ", "))
+		}
 	}
 	linux := false
 	for _, p := range s.platforms {

@@ -29,6 +29,7 @@ import (
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/spdx/tools-golang/spdxlib"
 
+	"github.com/isthmus-net/isthmus/tools/images/product"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -70,6 +71,7 @@ func releaseOf(t *testing.T, repository string, s settings) string {
 		t.Chdir(repository)
 	}
 	s.version, s.output, s.platforms, s.unclean = testVersion, filepath.Join(t.TempDir(), "release"), []string{"linux/amd64"}, true
+	s.images = product.Names()
 	if err := build(t.Context(), t.Output(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -360,6 +362,7 @@ func TestSettings(t *testing.T) {
 		"--output is missing":                                         func(s *settings) { s.output = "" },
 		"the folder is not empty; remove it, or name another":         func(*settings) {},
 		`--platforms: "linux/riscv64" is none of linux/amd64`:         func(s *settings) { s.platforms = []string{"linux/riscv64"} },
+		`--images: "agnet" is none of agent, controller`:              func(s *settings) { s.images = []string{"agnet"} },
 		"--platforms: name at least one of Linux":                     func(s *settings) { s.platforms = []string{"darwin/arm64"} },
 		"--key " + filepath.Join(full, "x") + ": PEM decoding failed": func(s *settings) { s.key = filepath.Join(full, "x") },
 	} {

@@ -61,7 +61,10 @@ type Config struct {
 	Federation bool
 	// NodeLocalDNS are the members whose nodes have NodeLocal DNSCache in front of CoreDNS.
 	NodeLocalDNS []string
-	Progress     io.Writer // receives one line a step; nil means silence
+	// Release installs from a release that is built from the working tree, through a registry in the lab, as users do. Otherwise images
+	// are loaded into every node, and the chart is that of the working tree.
+	Release  bool
+	Progress io.Writer // receives one line a step; nil means silence
 }
 
 // Testbed is an installed ClusterSet. Its methods may be used concurrently.
@@ -73,6 +76,7 @@ type Testbed struct {
 	digest string // of the images that Up has loaded
 
 	archives []string // files of these images
+	registry string   // address of the registry with the release; empty without one
 	start    time.Time
 
 	mu      sync.Mutex                      // guards all below
@@ -123,6 +127,9 @@ func Prepare(ctx context.Context, cfg Config) (*Testbed, error) {
 	})
 	if err := both.Wait(); err != nil {
 		return nil, err
+	}
+	if cfg.Release {
+		return tb, tb.publish(ctx)
 	}
 	tb.Step("load the images into every node")
 	if err := tb.Lab.LoadImages(ctx, tb.archives...); err != nil {
@@ -216,10 +223,19 @@ func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 		{"Helm", []string{"build", "-C", "tools/helm", "-ldflags=-s -w", "-o", filepath.Join(tb.bin, "helm"), "helm.sh/helm/v4/cmd/helm"}},
 		{"the images", append([]string{"run", "./tools/images", "-o", images}, products...)},
 	}
+	if tb.cfg.Release {
+		builds = builds[1 : len(builds)-1] // the release has our programs and the images
+		products = nil
+	}
 	for _, b := range builds {
 		tb.Step("build %s", b.name)
 		if err := tb.compile(ctx, nil, b.args...); err != nil {
 			return nil, fmt.Errorf("build %s: %w", b.name, err)
+		}
+	}
+	if tb.cfg.Release {
+		if err := tb.release(ctx); err != nil {
+			return nil, fmt.Errorf("build a release: %w", err)
 		}
 	}
 	var archives []string
@@ -245,9 +261,9 @@ func (tb *Testbed) LoadImages(ctx context.Context, products ...string) error {
 
 // SetValues changes values of the chart in a member, and leaves the others.
 func (tb *Testbed) SetValues(ctx context.Context, member, values string) error {
-	cmd := tb.fabric(ctx, "helm", member, []string{
-		"upgrade", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"), "--namespace", Namespace, "--reuse-values", "--values", "-",
-	})
+	cmd := tb.fabric(ctx, "helm", member, slices.Concat([]string{"upgrade", "isthmus"}, tb.chart(), []string{
+		"--namespace", Namespace, "--reuse-values", "--values", "-",
+	}))
 	cmd.Stdin = strings.NewReader(values)
 	_, err := Output(cmd)
 	return err
@@ -340,7 +356,7 @@ func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 // upgrade installs or upgrades the release in a member. It tries again while the API server has no time for a request.
 func (tb *Testbed) upgrade(ctx context.Context, member string, args ...string) error {
 	const tries = 3
-	args = append([]string{"upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus")}, args...)
+	args = append(append([]string{"upgrade", "--install", "isthmus"}, tb.chart()...), args...)
 	for try := 1; ; try++ {
 		_, err := tb.Helm(ctx, member, args...)
 		if err == nil || ctx.Err() != nil || try == tries || !strings.Contains(err.Error(), "request did not complete") {

@@ -86,7 +86,10 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	b := &bench{sizes: s, rounds: rounds, progress: progress, samples: map[string]map[string][]sample{}}
-	if b.cpus.server, b.cpus.client, err = twoCPUs(); err != nil {
+	if b.cpus.server, b.cpus.client, err = outerCPUs(); err == nil && b.cpus.server == b.cpus.client {
+		err = errors.New("measuring needs two CPUs, one for the server and one for its clients")
+	}
+	if err != nil {
 		return nil, err
 	}
 	if b.dir, err = os.MkdirTemp("", "isthmus-bench-"); err != nil {

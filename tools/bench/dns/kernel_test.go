@@ -13,7 +13,7 @@ func TestKernel(t *testing.T) {
 	netlab.Privileged(t)
 	b := &bench{sizes: sizes{phase: 20 * time.Millisecond}, rounds: 3, progress: t.Output(), dir: t.TempDir()}
 	var err error
-	if b.cpus.server, b.cpus.client, err = twoCPUs(); err != nil {
+	if b.cpus.server, b.cpus.client, err = outerCPUs(); err != nil {
 		t.Fatal(err)
 	}
 	b.program = filepath.Join(b.dir, "nameserver")

@@ -323,6 +323,7 @@ func (l *Lab) nodeFiles(plan kube.Plan, n topology.Node, pauseRef string) (map[s
 		}
 		files[name] = string(raw)
 	}
+	l.trustRegistry(files)
 	return files, nil
 }
 

@@ -57,7 +57,7 @@ func kubernetesLdflags() string {
 }
 
 // own are the lab's own programs, packages below tools/lab.
-var own = []string{"nodeinit", "pause", "echo"}
+var own = []string{"nodeinit", "pause", "echo", "registry"}
 
 // Programs maps the name of each program to its executable. Missing ones are built.
 func (c Cache) Programs(ctx context.Context) (map[string]string, error) {
