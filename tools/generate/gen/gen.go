@@ -77,6 +77,12 @@ var Steps = []Step{
 		run:     chart,
 	},
 	{
+		Name:    "values",
+		About:   "the chart's README, from its values and their schema",
+		Outputs: []string{"deploy/helm/isthmus/README.md"},
+		run:     chartPage,
+	},
+	{
 		Name:    "manifests",
 		About:   "plain manifests, by rendering the chart with its defaults",
 		Outputs: []string{"deploy/manifests/*.yaml"},
