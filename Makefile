@@ -19,7 +19,7 @@ build: ## build all binaries into bin/
 	go build -o bin/ ./cmd/...
 
 images: ## build the container images into bin/images/, as OCI archives
-	go run ./tools/images -o bin/images controller agent gateway gateway-controller
+	go run ./tools/images -o bin/images
 
 release: ## all that users install, in the new folder OUT; VERSION is such as v0.1.0, KEY the file of a private key for signatures
 	go run ./tools/release --version "$(VERSION)" --output "$(OUT)" --key "$(KEY)"

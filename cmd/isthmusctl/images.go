@@ -42,8 +42,8 @@ func imagesPushCommand() *cobra.Command {
 		Use:   "push REGISTRY --from FILE",
 		Short: "Push the images and the chart of a release to a registry",
 		Long: `Push the images and the chart of a release, with their signatures, to a registry. REGISTRY is a host, or a host and a
-path; the chart's value image.registry is the same. Digests stay what they are. Credentials are those of "docker login", "podman
-login" or "helm registry login" on this machine. Content that the registry has already is not sent again.`,
+path; the chart's value image.registry is the same. Digests stay what they are. Credentials are those of "docker login" or "podman login"
+on this machine. Content that the registry has already is not sent again.`,
 		Example: `  isthmusctl images push registry.example.org/team --from isthmus-images.tar
   isthmusctl images push registry.internal:5000 --from isthmus-images.tar --plain-http`,
 		Args: func(cmd *cobra.Command, args []string) error {

@@ -22,8 +22,8 @@ import (
 // versions are those of this program and of what runs in a cluster.
 type versions struct {
 	Client     version.Info      `json:"client"`
-	Controller map[string]string `json:"controller,omitempty"` // by pod
-	Agents     map[string]string `json:"agents,omitempty"`     // by node
+	Controller map[string]string `json:"controller,omitempty"` // by pod; "": it does not answer
+	Agents     map[string]string `json:"agents,omitempty"`     // by node; "": it does not answer
 	Skew       []string          `json:"skew,omitempty"`       // versions that differ, one sentence each
 }
 
@@ -69,19 +69,21 @@ func (v *versions) ask(ctx context.Context, t *target, namespace string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	r, err := c.collect(ctx)
-	if err != nil {
+	r := &report{Namespace: namespace}
+	if err := errors.Join(c.controller(ctx, r), c.agents(ctx, r)); err != nil {
 		return err
 	}
 	v.Controller, v.Agents = map[string]string{}, map[string]string{}
 	for _, p := range r.Controller.Pods {
+		v.Controller[p.Pod] = ""
 		if p.Status != nil {
 			v.Controller[p.Pod] = p.Status.Version
 		}
 	}
 	for _, n := range r.Agents.Nodes {
+		v.Agents[n.Node] = ""
 		if n.Status != nil {
 			v.Agents[n.Node] = n.Status.Version
 		}
@@ -112,13 +114,19 @@ func countVersions(by map[string]string) string {
 	}
 	var all []string
 	for _, v := range slices.Sorted(maps.Keys(count)) {
-		if len(count) == 1 {
+		switch {
+		case v == "":
+		case len(count) == 1:
 			return v
+		default:
+			all = append(all, fmt.Sprintf("%s (%d)", v, count[v]))
 		}
-		all = append(all, fmt.Sprintf("%s (%d)", v, count[v]))
 	}
 	if len(all) == 0 {
 		return "none answers"
+	}
+	if n := count[""]; n > 0 {
+		all = append(all, fmt.Sprintf("no answer (%d)", n))
 	}
 	return strings.Join(all, ", ")
 }

@@ -32,9 +32,10 @@ func TestSkew(t *testing.T) {
 func TestCountVersions(t *testing.T) {
 	t.Parallel()
 	for want, by := range map[string]map[string]string{
-		"none answers":           {},
-		"v0.1.0":                 {"a": "v0.1.0", "b": "v0.1.0"},
-		"v0.1.0 (1), v0.2.0 (2)": {"a": "v0.1.0", "b": "v0.2.0", "c": "v0.2.0"},
+		"none answers":              {"a": ""},
+		"v0.1.0 (1), no answer (2)": {"a": "", "b": "v0.1.0", "c": ""},
+		"v0.1.0":                    {"a": "v0.1.0", "b": "v0.1.0"},
+		"v0.1.0 (1), v0.2.0 (2)":    {"a": "v0.1.0", "b": "v0.2.0", "c": "v0.2.0"},
 	} {
 		if have := countVersions(by); have != want {
 			t.Errorf("%v: %q, want %q", by, have, want)

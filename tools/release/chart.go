@@ -19,6 +19,9 @@ import (
 // chartSource is the folder of the chart in the repository.
 const chartSource = "deploy/helm/isthmus"
 
+// digestsFile is the chart's file with the digests of its images. Only the chart of a release has it.
+const digestsFile = "files/digests.yaml"
+
 // Files that are rendered from the chart.
 const (
 	manifestsFile = "isthmus.yaml"
@@ -81,14 +84,17 @@ func (r *release) stage(to string, digests map[string]string) error {
 	if err := os.CopyFS(to, os.DirFS(filepath.Join(r.root, chartSource))); err != nil {
 		return err
 	}
-	pins, err := json.Marshal(digests)
+	pins, err := yaml.Marshal(digests)
 	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(to, digestsFile), pins, 0o644); err != nil {
 		return err
 	}
 	for _, edit := range []struct{ file, line, now string }{
 		{"Chart.yaml", "version: 0.0.0-dev", "version: " + r.chartVersion()},
 		{"Chart.yaml", "appVersion: dev", "appVersion: " + r.version},
-		{"values.yaml", "  digests: {}", "  digests: " + string(pins)},
+		{"Chart.yaml", `  artifacthub.io/prerelease: "true"`, fmt.Sprintf(`  artifacthub.io/prerelease: "%t"`, strings.Contains(r.version, "-"))},
 	} {
 		path := filepath.Join(to, edit.file)
 		text, err := os.ReadFile(path)

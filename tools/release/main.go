@@ -53,11 +53,14 @@ func command() *cobra.Command {
 		Use:   "release --version VERSION --output DIR [--key FILE]",
 		Short: "Build everything that users install into one folder",
 		Example: "  go run ./tools/release --version v0.1.0 --output ../release\n" +
-			"  go run ./tools/release --version v0.1.0 --output ../release --key release.key    # its password is in COSIGN_PASSWORD",
+			"  go run ./tools/release --version v0.1.0 --output ../release --key ../release.key    # its password is in COSIGN_PASSWORD",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if s.unclean && s.key != "" {
+				return errors.New("--unclean: a signature would claim a commit that the files are not built from; leave out --key")
+			}
 			return build(cmd.Context(), cmd.OutOrStdout(), s)
 		},
 	}

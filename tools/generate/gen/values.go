@@ -118,9 +118,9 @@ helm install isthmus oci://registry.example.org/team/charts/isthmus --version VE
 helm test isthmus -n isthmus-system
 ` + "```" + `
 
-[docs/releases.md](../../../docs/releases.md) shows where the chart and the images come from, and the README of the repository what comes
-before and after. values.yaml has longer explanations of most values. The chart rejects unknown values, and names them.
+[docs/releases.md](../../../docs/releases.md) shows where the chart and the images come from. The repository's README covers the steps before
+and after. values.yaml has longer explanations of most values. The chart rejects unknown values, and names them.
 
-Namespaces, names of objects and selectors are fixed, because isthmusctl and the admission policies refer to them: one installation in a
-cluster.
+Namespaces, names of objects and selectors are fixed, because isthmusctl and the admission policies refer to them, so a cluster
+can have only one installation.
 `

@@ -1,9 +1,11 @@
-{{/* The full name of an image. Arguments: the context and the name. */}}
+{{/* The full name of an image. A release's chart has a file with the digests of its images. It is no value, because values survive an
+upgrade with --reuse-values, and would then pin the old images. Arguments: the context and the name. */}}
 {{- define "isthmus.image" -}}
 {{- $root := index . 0 -}}
 {{- with $root.Values.image.registry }}{{ . }}/{{ end -}}
 {{ index . 1 }}:{{ $root.Values.image.tag | default $root.Chart.AppVersion }}
-{{- if not $root.Values.image.tag }}{{ with index ($root.Values.image.digests | default dict) (index . 1) }}@{{ . }}{{ end }}{{ end }}
+{{- $released := $root.Files.Get "files/digests.yaml" | fromYaml }}
+{{- if not $root.Values.image.tag }}{{ with index (merge dict ($root.Values.image.digests | default dict) $released) (index . 1) }}@{{ . }}{{ end }}{{ end }}
 {{- end }}
 
 {{/* The labels that select a component's pods. Arguments: the context and the component. They never change. */}}
@@ -49,12 +51,9 @@ appArmorProfile: {type: {{ . }}}
 {{ ternary "http" "https" .Values.metrics.insecureHTTP }}
 {{- end }}
 
-{{/* The labels of a component's pods. Arguments: the context, the component and its values. */}}
+{{/* The labels of a component's pods: the chart's win, because selectors use them. Arguments: the context, the component and its values. */}}
 {{- define "isthmus.podLabels" -}}
-{{ include "isthmus.labels" (list (index . 0) (index . 1)) }}
-{{- with (index . 2).podLabels }}
-{{ toYaml . }}
-{{- end }}
+{{ toYaml (merge (include "isthmus.labels" (list (index . 0) (index . 1)) | fromYaml) ((index . 2).podLabels | default dict)) }}
 {{- end }}
 
 {{/* The annotations of a component's pods: those of all pods, and its own, which win. Arguments: the context and its values. */}}
