@@ -366,20 +366,23 @@ func TestSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := settings{version: "v1.2.3", output: full, platforms: everywhere, unclean: true}
-	for want, change := range map[string]func(*settings){
-		`--version "1.2.3": want a semantic version with a v`:         func(s *settings) { s.version = "1.2.3" },
-		`--version "v1.2": want a semantic version with a v`:          func(s *settings) { s.version = "v1.2" },
-		"--output is missing":                                         func(s *settings) { s.output = "" },
-		"the folder is not empty; remove it, or name another":         func(*settings) {},
-		`--platforms: "linux/riscv64" is none of linux/amd64`:         func(s *settings) { s.platforms = []string{"linux/riscv64"} },
-		`--images: "agnet" is none of agent, controller`:              func(s *settings) { s.images = []string{"agnet"} },
-		"--platforms: name at least one of Linux":                     func(s *settings) { s.platforms = []string{"darwin/arm64"} },
-		"--key " + filepath.Join(full, "x") + ": PEM decoding failed": func(s *settings) { s.key = filepath.Join(full, "x") },
+	for _, tt := range []struct {
+		want   string
+		change func(*settings)
+	}{
+		{`--version "1.2.3": want a semantic version with a v`, func(s *settings) { s.version = "1.2.3" }},
+		{`--version "v1.2": want a semantic version with a v`, func(s *settings) { s.version = "v1.2" }},
+		{"--output is missing", func(s *settings) { s.output = "" }},
+		{"the folder is not empty; remove it, or name another", func(*settings) {}},
+		{`--platforms: "linux/riscv64" is none of linux/amd64`, func(s *settings) { s.platforms = []string{"linux/riscv64"} }},
+		{`--images: "agnet" is none of agent, controller`, func(s *settings) { s.images = []string{"agnet"} }},
+		{"--platforms: name at least one of Linux", func(s *settings) { s.platforms = []string{"darwin/arm64"} }},
+		{"--key " + filepath.Join(full, "x") + ": PEM decoding failed", func(s *settings) { s.key = filepath.Join(full, "x") }},
 	} {
 		s := good
-		change(&s)
-		if err := build(t.Context(), t.Output(), s); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, want %q", s, err, want)
+		tt.change(&s)
+		if err := build(t.Context(), t.Output(), s); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: %v, want %q", s, err, tt.want)
 		}
 	}
 }
