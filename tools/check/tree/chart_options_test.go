@@ -9,9 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // components are the workloads of the chart by their values.
@@ -54,14 +52,14 @@ func TestChartOptions(t *testing.T) {
 	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	pods, strategies, accounts := podsOf(t, "--values", file)
+	rendered := renderGuards(t, "--values", file)
 	for values, name := range components {
-		pod := pods[name]
+		pod, strategy := rendered.workloads[name].pod, rendered.workloads[name].strategy
 		for what, ok := range map[string]bool{
 			"podLabels": pod.Labels["example.org/team"] == "net" && pod.Labels["app.kubernetes.io/name"] == name,
 			"podAnnotations": pod.Annotations["example.org/note"] == "own" && pod.Annotations["example.org/all"] == "yes!" &&
 				pod.Annotations["example.org/both"] == "component",
-			"serviceAccount":  accounts[name]["example.org/role"] == "reader",
+			"serviceAccount":  rendered.accounts[name]["example.org/role"] == "reader",
 			"affinity":        pod.Spec.Affinity != nil && pod.Spec.Affinity.NodeAffinity != nil,
 			"nodeSelector":    pod.Spec.NodeSelector["example.org/pool"] == "edge" && pod.Spec.NodeSelector["kubernetes.io/os"] == "linux",
 			"tolerations":     len(pod.Spec.Tolerations) == 1 && pod.Spec.Tolerations[0].Key == "example.org/pool",
@@ -71,8 +69,8 @@ func TestChartOptions(t *testing.T) {
 			"extraVolumeMounts": slices.ContainsFunc(pod.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
 				return m.MountPath == "/etc/ssl/certs"
 			}),
-			"updateStrategy": strategies[name] == "OnDelete" || strategies[name] == "Recreate",
-			"topologySpreadConstraints": strategies[name] == "OnDelete" ||
+			"updateStrategy": strategy == "OnDelete" || strategy == "Recreate",
+			"topologySpreadConstraints": strategy == "OnDelete" ||
 				len(pod.Spec.TopologySpreadConstraints) == 1 && pod.Spec.TopologySpreadConstraints[0].TopologyKey == "zone",
 		} {
 			if !ok {
@@ -80,14 +78,14 @@ func TestChartOptions(t *testing.T) {
 			}
 		}
 	}
-	pods, _, _ = podsOf(t, "--set", all)
+	pods := renderGuards(t, "--set", all).workloads
 	for _, name := range slices.Sorted(maps.Values(components)) {
-		if pods[name].Spec.NodeSelector["kubernetes.io/os"] != "linux" {
-			t.Errorf("%s runs on nodes with %v", name, pods[name].Spec.NodeSelector)
+		if pods[name].pod.Spec.NodeSelector["kubernetes.io/os"] != "linux" {
+			t.Errorf("%s runs on nodes with %v", name, pods[name].pod.Spec.NodeSelector)
 		}
 	}
-	without, _, _ := podsOf(t, "--set", "agent.tolerations=null") // as after `helm upgrade --reuse-values` from a chart without it
-	for _, pod := range []corev1.PodTemplateSpec{pods["isthmus-agent"], without["isthmus-agent"]} {
+	without := renderGuards(t, "--set", "agent.tolerations=null").workloads // as after `helm upgrade --reuse-values` from a chart without it
+	for _, pod := range []corev1.PodTemplateSpec{pods["isthmus-agent"].pod, without["isthmus-agent"].pod} {
 		if have := pod.Spec.Tolerations; len(have) != 1 || have[0].Operator != corev1.TolerationOpExists || have[0].Key != "" {
 			t.Errorf("agents tolerate %+v, want everything", have)
 		}
@@ -104,38 +102,15 @@ func TestChartDigests(t *testing.T) {
 		"agent.image=mine/agent":                     "mine/agent:dev",
 		"image.registry=example.org,log.level=debug": "example.org/isthmus/agent:dev@" + digest,
 	} {
-		pods, _, _ := podsOf(t, "--set", args, "--set-json", fmt.Sprintf(`image.digests={"isthmus/agent": %q}`, digest))
-		pod := pods["isthmus-agent"].Spec
+		pods := renderGuards(t, "--set", args, "--set-json", fmt.Sprintf(`image.digests={"isthmus/agent": %q}`, digest)).workloads
+		pod := pods["isthmus-agent"].pod.Spec
 		for _, c := range append(pod.InitContainers, pod.Containers...) {
 			if c.Image != want {
 				t.Errorf("with %s: image %s, want %s", args, c.Image, want)
 			}
 		}
-		if have := pods["isthmus-controller"].Spec.Containers[0].Image; strings.Contains(have, "@") {
+		if have := pods["isthmus-controller"].pod.Spec.Containers[0].Image; strings.Contains(have, "@") {
 			t.Errorf("with %s: image %s has the digest of another", args, have)
 		}
 	}
-}
-
-// podsOf renders the chart and returns the pods and update strategies of its workloads, and the annotations of its accounts, by name.
-func podsOf(t *testing.T, args ...string) (pods map[string]corev1.PodTemplateSpec, strategies map[string]string, accounts map[string]map[string]string) {
-	t.Helper()
-	pods, strategies, accounts = map[string]corev1.PodTemplateSpec{}, map[string]string{}, map[string]map[string]string{}
-	for _, doc := range documents(t, args...) {
-		var object metav1.PartialObjectMetadata
-		unmarshal(t, doc, &object)
-		switch object.Kind {
-		case "Deployment":
-			var d appsv1.Deployment
-			unmarshal(t, doc, &d)
-			pods[d.Name], strategies[d.Name] = d.Spec.Template, string(d.Spec.Strategy.Type)
-		case "DaemonSet":
-			var d appsv1.DaemonSet
-			unmarshal(t, doc, &d)
-			pods[d.Name], strategies[d.Name] = d.Spec.Template, string(d.Spec.UpdateStrategy.Type)
-		case "ServiceAccount":
-			accounts[object.Name] = object.Annotations
-		}
-	}
-	return pods, strategies, accounts
 }

@@ -23,6 +23,7 @@ type workload struct {
 	replicas int32
 	pod      corev1.PodTemplateSpec
 	onNodes  bool
+	strategy string // of updates
 }
 
 // guards are the rendered objects around the pods of the chart.
@@ -31,13 +32,14 @@ type guards struct {
 	policies   map[string]networkingv1.NetworkPolicySpec
 	budgets    map[string]policyv1.PodDisruptionBudgetSpec
 	namespaces map[string]corev1.Namespace
-	hooks      map[string]corev1.PodSpec // pods that Helm runs for a moment
+	hooks      map[string]corev1.PodSpec    // pods that Helm runs for a moment
+	accounts   map[string]map[string]string // annotations of ServiceAccounts
 }
 
 // renderGuards renders the chart with values.
 func renderGuards(t *testing.T, args ...string) guards {
 	t.Helper()
-	g := guards{map[string]workload{}, map[string]networkingv1.NetworkPolicySpec{}, map[string]policyv1.PodDisruptionBudgetSpec{}, map[string]corev1.Namespace{}, map[string]corev1.PodSpec{}}
+	g := guards{map[string]workload{}, map[string]networkingv1.NetworkPolicySpec{}, map[string]policyv1.PodDisruptionBudgetSpec{}, map[string]corev1.Namespace{}, map[string]corev1.PodSpec{}, map[string]map[string]string{}}
 	for _, doc := range documents(t, args...) {
 		var object metav1.PartialObjectMetadata
 		unmarshal(t, doc, &object)
@@ -45,11 +47,11 @@ func renderGuards(t *testing.T, args ...string) guards {
 		case "Deployment":
 			var d appsv1.Deployment
 			unmarshal(t, doc, &d)
-			g.workloads[d.Name] = workload{*d.Spec.Replicas, d.Spec.Template, false}
+			g.workloads[d.Name] = workload{*d.Spec.Replicas, d.Spec.Template, false, string(d.Spec.Strategy.Type)}
 		case "DaemonSet":
 			var d appsv1.DaemonSet
 			unmarshal(t, doc, &d)
-			g.workloads[d.Name] = workload{0, d.Spec.Template, true}
+			g.workloads[d.Name] = workload{0, d.Spec.Template, true, string(d.Spec.UpdateStrategy.Type)}
 		case "NetworkPolicy":
 			var p networkingv1.NetworkPolicy
 			unmarshal(t, doc, &p)
@@ -62,6 +64,8 @@ func renderGuards(t *testing.T, args ...string) guards {
 			var n corev1.Namespace
 			unmarshal(t, doc, &n)
 			g.namespaces[n.Name] = n
+		case "ServiceAccount":
+			g.accounts[object.Name] = object.Annotations
 		case "Pod":
 			var p corev1.Pod
 			unmarshal(t, doc, &p)
