@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -218,7 +217,7 @@ func (f *changeFlags) change(cmd *cobra.Command, c *collector, configs []*loaded
 	if !changed || f.dryRun {
 		return changed, nil
 	}
-	if err := f.confirm(cmd); err != nil {
+	if err := confirm(cmd, f.yes, "Write this?"); err != nil {
 		return true, err
 	}
 	for _, s := range configs {
@@ -227,25 +226,6 @@ func (f *changeFlags) change(cmd *cobra.Command, c *collector, configs []*loaded
 		}
 	}
 	return true, nil
-}
-
-// confirm asks the user whether to continue, unless --yes was given.
-func (f *changeFlags) confirm(cmd *cobra.Command) error {
-	if f.yes {
-		return nil
-	}
-	if _, err := fmt.Fprint(cmd.ErrOrStderr(), "Write this? [y/N] "); err != nil {
-		return err
-	}
-	said, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
-	switch strings.ToLower(strings.TrimSpace(said)) {
-	case "y", "yes":
-		return nil
-	}
-	return errors.New("nothing was written; answer y, or give --yes without a terminal")
 }
 
 // dnsReport is the state of the cluster's DNS for clusterset.local, as printed by -o json and, in another form, as text.

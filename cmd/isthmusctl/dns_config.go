@@ -85,7 +85,10 @@ func (c dnsConfig) read(ctx context.Context, api client.Client) (*loadedConfig, 
 	return is, nil
 }
 
-// readConfigs loads all existing configs.
+// errNoCorefile means that no config exists.
+var errNoCorefile = errors.New("give the one with the Corefile of the cluster's DNS")
+
+// readConfigs loads all existing configs. Without any it returns errNoCorefile.
 func readConfigs(ctx context.Context, c client.Client, configs []dnsConfig) ([]*loadedConfig, error) {
 	var found []*loadedConfig
 	for _, s := range configs {
@@ -98,7 +101,7 @@ func readConfigs(ctx context.Context, c client.Client, configs []dnsConfig) ([]*
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("neither ConfigMap %s nor %s exists; give the one with the Corefile of the cluster's DNS with --coredns or --node-local-dns", configs[0].key, configs[1].key)
+		return nil, fmt.Errorf("neither ConfigMap %s nor %s exists; %w with --coredns or --node-local-dns", configs[0].key, configs[1].key, errNoCorefile)
 	}
 	return found, nil
 }

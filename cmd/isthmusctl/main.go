@@ -60,7 +60,7 @@ Service that one of them exports is reachable in all of them as NAME.NAMESPACE.s
 	usage.Explain(root)
 	root.AddCommand(
 		deployBrokerCommand(), inviteCommand(), joinCommand(), leaveCommand(), memberCommand(), rotateCommand(), revokeCommand(),
-		exportCommand(), unexportCommand(), statusCommand(), dnsCommand(), showCommand(), explainCommand(), observeCommand(), releaseHoldCommand(), gatewayCommand(), federationCommand(), lighthouseCommand(), imagesCommand(), versionCommand(),
+		exportCommand(), unexportCommand(), statusCommand(), dnsCommand(), showCommand(), explainCommand(), observeCommand(), releaseHoldCommand(), gatewayCommand(), federationCommand(), lighthouseCommand(), imagesCommand(), upgradeCommand(), uninstallCommand(), versionCommand(),
 	)
 	return root
 }

@@ -150,11 +150,28 @@ func skew(client string, controllers, agents map[string]string) []string {
 	}
 	var said []string
 	for _, name := range names {
-		v, err := semver.ParseSemantic(all[name])
-		if err != nil || v.Major() == newest.Major() && v.Minor()+1 >= newest.Minor() {
-			continue
+		if far, ok := farApart(all[name], all[by]); ok && far {
+			said = append(said, fmt.Sprintf("%s is of version %s, and %s of version %s: upgrade by one minor version at a time", name, all[name], by, all[by]))
 		}
-		said = append(said, fmt.Sprintf("%s is of version v%s, and %s of version v%s: upgrade by one minor version at a time", name, v, by, newest))
 	}
 	return said
+}
+
+// farApart reports whether two versions are more than one minor version apart. ok is false if one is not of a release.
+func farApart(a, b string) (far, ok bool) {
+	v, err1 := semver.ParseSemantic(a)
+	w, err2 := semver.ParseSemantic(b)
+	if err1 != nil || err2 != nil {
+		return false, false
+	}
+	return v.Major() != w.Major() || max(v.Minor(), w.Minor())-min(v.Minor(), w.Minor()) > 1, true
+}
+
+// older reports whether v is older than the newest of versions. Builds without a release are older than none.
+func older(v string, versions []string) bool {
+	this, err := semver.ParseSemantic(v)
+	return err == nil && slices.ContainsFunc(versions, func(other string) bool {
+		o, err := semver.ParseSemantic(other)
+		return err == nil && this.LessThan(o)
+	})
 }

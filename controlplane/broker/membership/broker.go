@@ -79,10 +79,23 @@ type Deployed struct {
 // tokens. It refuses to change settings on which members rely, and ranges that overlap the
 // cluster's own addresses (ErrOverlap).
 func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, error) {
-	var d Deployed
 	if err := b.validate(); err != nil {
+		return Deployed{}, err
+	}
+	d, err := b.deploy(ctx, c)
+	if err != nil {
 		return d, err
 	}
+	if err := b.limitJoins(ctx, c, &d); err != nil {
+		return d, err
+	}
+	d.Info = describeBroker(d.Config, b.Server, b.CA)
+	return d, b.admitAnyCluster(ctx, c, &d.Info)
+}
+
+// deploy writes all of a broker but what admits any cluster.
+func (b Broker) deploy(ctx context.Context, c client.Client) (Deployed, error) {
+	var d Deployed
 	definitions, err := admin.PlanDefinitions(ctx, c)
 	if err != nil {
 		return d, err
@@ -97,11 +110,11 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	if err := b.settings(ctx, c, &d); err != nil {
 		return d, err
 	}
-	policies, err := access.Policies(b.Namespace)
+	protection, err := b.protection()
 	if err != nil {
 		return d, err
 	}
-	for _, obj := range slices.Concat(b.memberRights(), reservedRights(b.Namespace), policies) {
+	for _, obj := range protection {
 		err := admin.Apply(ctx, c, obj)
 		if meta.IsNoMatchError(err) {
 			return d, fmt.Errorf("the cluster cannot be a broker, because it cannot isolate members from each other; it needs Kubernetes 1.31 or newer: %w", err)
@@ -127,14 +140,13 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	if err := publishBlocks(ctx, c, b.Namespace); err != nil {
 		return d, err
 	}
-	if err := errors.Join(prune(ctx, c, b.Namespace, time.Now()), pruneInvitations(ctx, c, b.Namespace, time.Now())); err != nil {
-		return d, err
-	}
-	if err := b.limitJoins(ctx, c, &d); err != nil {
-		return d, err
-	}
-	d.Info = describeBroker(d.Config, b.Server, b.CA)
-	return d, b.admitAnyCluster(ctx, c, &d.Info)
+	return d, errors.Join(prune(ctx, c, b.Namespace, time.Now()), pruneInvitations(ctx, c, b.Namespace, time.Now()))
+}
+
+// protection returns the objects that restrict members to what is theirs.
+func (b Broker) protection() ([]client.Object, error) {
+	policies, err := access.Policies(b.Namespace)
+	return slices.Concat(b.memberRights(), reservedRights(b.Namespace), policies), err
 }
 
 // describeBroker returns the content of a broker-info file, without a credential.
@@ -171,9 +183,8 @@ func (b Broker) limitJoins(ctx context.Context, c client.Client, d *Deployed) er
 
 // admitAnyCluster writes the account that may register new clusters, and its token into info; or it removes that account.
 func (b Broker) admitAnyCluster(ctx context.Context, c client.Client, info *BrokerInfo) error {
-	meta := metav1.ObjectMeta{Namespace: b.Namespace, Name: v1alpha1.JoinAccount, Labels: admin.Ours()}
-	account, bound := &corev1.ServiceAccount{ObjectMeta: meta}, binding(b.Namespace, meta.Name, meta.Name, meta.Name)
-	role := &rbacv1.Role{ObjectMeta: meta, Rules: access.JoinRules(memberRole)}
+	role := joinRole(b.Namespace)
+	account, bound := &corev1.ServiceAccount{ObjectMeta: role.ObjectMeta}, binding(b.Namespace, role.Name, role.Name, role.Name)
 	for _, obj := range []client.Object{bound, role, account} {
 		write := func() error { return admin.Apply(ctx, c, obj) }
 		if !b.AdmitAnyCluster {
@@ -189,6 +200,13 @@ func (b Broker) admitAnyCluster(ctx context.Context, c client.Client, info *Brok
 	var err error
 	info.Token, info.Expires, err = admin.RequestToken(ctx, c, client.ObjectKeyFromObject(account), b.TokenTTL, "")
 	return err
+}
+
+// joinRole returns the rights of a BrokerInfo that admits any cluster.
+func joinRole(namespace string) *rbacv1.Role {
+	return &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.JoinAccount, Labels: admin.Ours()}, Rules: access.JoinRules(memberRole),
+	}
 }
 
 // equipMembers gives present members without a credential one, so that their controllers replace the tokens of an earlier version.

@@ -51,6 +51,19 @@ func OverQuota(ctx context.Context, broker client.Client, namespace string) (ove
 
 // quotaController writes the rights of the quota controller, and the Deployment if b names an image.
 func (b Broker) quotaController(ctx context.Context, c client.Client) error {
+	if b.QuotaController == NoQuotaController {
+		return b.removeQuotaController(ctx, c)
+	}
+	for _, obj := range b.quotaObjects() {
+		if err := admin.Apply(ctx, c, obj); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// quotaObjects returns the rights of the quota controller, and its Deployment if b names an image.
+func (b Broker) quotaObjects() []client.Object {
 	meta := metav1.ObjectMeta{Namespace: b.Namespace, Name: v1alpha1.QuotaController, Labels: admin.Ours()}
 	objects := []client.Object{
 		&corev1.ServiceAccount{ObjectMeta: meta},
@@ -58,19 +71,10 @@ func (b Broker) quotaController(ctx context.Context, c client.Client) error {
 		binding(b.Namespace, v1alpha1.QuotaController, v1alpha1.QuotaController, v1alpha1.QuotaController),
 		reviews(b.Namespace, "quota-controller", v1alpha1.QuotaController),
 	}
-	switch b.QuotaController {
-	case "":
-	case NoQuotaController:
-		return b.removeQuotaController(ctx, c)
-	default:
-		objects = append(objects, brokerDeployment(meta, b.QuotaController, "quota-controller", "--quota-controller"))
+	if b.QuotaController == "" {
+		return objects
 	}
-	for _, obj := range objects {
-		if err := admin.Apply(ctx, c, obj); err != nil {
-			return err
-		}
-	}
-	return nil
+	return append(objects, brokerDeployment(meta, b.QuotaController, "quota-controller", "--quota-controller"))
 }
 
 // reviews returns the right of a controller on the broker to review the tokens of requests for its metrics.

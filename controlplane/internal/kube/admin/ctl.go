@@ -10,8 +10,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
@@ -38,21 +36,12 @@ func Apply(ctx context.Context, c client.Client, obj client.Object) error {
 
 // applyAs is Apply with another field manager.
 func applyAs(ctx context.Context, c client.Client, obj client.Object, owner client.FieldOwner) error {
-	gvk, err := apiutil.GVKForObject(obj, c.Scheme())
+	u, err := fieldsOf(c, obj)
 	if err != nil {
 		return err
 	}
-	what := fmt.Sprintf("%s %s", gvk.Kind, client.ObjectKeyFromObject(obj))
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		return fmt.Errorf("encode %s: %w", what, err)
-	}
-	u := &unstructured.Unstructured{Object: fields}
-	u.SetGroupVersionKind(gvk)
-	unstructured.RemoveNestedField(u.Object, "status")
-	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
 	if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), owner, client.ForceOwnership); err != nil {
-		return fmt.Errorf("write %s: %w", what, err)
+		return fmt.Errorf("write %s %s: %w", u.GetKind(), client.ObjectKeyFromObject(obj), err)
 	}
 	return nil
 }

@@ -32,13 +32,15 @@ func (p Definitions) Extends(name string) bool { return slices.Contains(p.extend
 
 // PlanDefinitions compares the definitions of a cluster with those of this build. A definition of the MCS API or of
 // ClusterProperty stays if it is newer, or has all fields of this build's: other software uses it too. A newer definition
-// of Isthmus is an error (ErrNewerDefinitions), because this version would drop the later one's fields from objects.
-func PlanDefinitions(ctx context.Context, c client.Reader) (Definitions, error) {
+// of Isthmus is an error (ErrNewerDefinitions), because this version would drop the later one's fields from objects. more are
+// definitions beside those that every cluster needs.
+func PlanDefinitions(ctx context.Context, c client.Reader, more ...*apiextensionsv1.CustomResourceDefinition) (Definitions, error) {
 	var plan Definitions
-	var err error
-	if plan.all, err = crds.All(); err != nil {
+	all, err := crds.All()
+	if err != nil {
 		return plan, err
 	}
+	plan.all = append(slices.Clone(all), more...)
 	for _, crd := range plan.all {
 		have := &apiextensionsv1.CustomResourceDefinition{}
 		err := c.Get(ctx, client.ObjectKeyFromObject(crd), have)
@@ -60,6 +62,15 @@ func PlanDefinitions(ctx context.Context, c client.Reader) (Definitions, error) 
 		plan.write = append(plan.write, crd)
 	}
 	return plan, nil
+}
+
+// Objects returns the definitions to write.
+func (p Definitions) Objects() []client.Object {
+	var all []client.Object
+	for _, crd := range p.write {
+		all = append(all, crd)
+	}
+	return all
 }
 
 // Apply writes the definitions and waits until the API server serves all needed ones.

@@ -1,0 +1,273 @@
+package installation
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"helm.sh/helm/v4/pkg/action"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/release/common"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/isthmus-net/isthmus/tools/apitest"
+)
+
+var server apitest.Server
+
+func TestMain(m *testing.M) { os.Exit(apitest.Run(m, &server)) }
+
+// version returns the chart of the repository as that of a version.
+func version(t *testing.T, v string) *chart.Chart {
+	t.Helper()
+	c, err := loader.Load("../../../../deploy/helm/isthmus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Metadata.Version, c.Metadata.AppVersion = strings.TrimPrefix(v, "v"), v
+	return c
+}
+
+// installed installs v0.1.0 in a namespace of its own, and removes it at the end of the test.
+func installed(t *testing.T, namespace string, values map[string]any) (kubernetes.Interface, func() *Installation) {
+	t.Helper()
+	cfg := server.Config(t)
+	cluster, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cluster.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(cfg, namespace, "isthmus"); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("before it is installed: %v", err)
+	}
+	open := func() *Installation {
+		t.Helper()
+		i, err := Open(cfg, namespace, "isthmus")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i
+	}
+	i := action.NewInstall(helm(t, namespace))
+	i.ReleaseName, i.Namespace, i.WaitStrategy = "isthmus", namespace, hooksOnly
+	if _, err := i.RunWithContext(t.Context(), version(t, "v0.1.0"), values); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		u := action.NewUninstall(helm(t, namespace))
+		u.WaitStrategy, u.DeletionPropagation = hooksOnly, "background" // there is no garbage collector
+		if _, err := u.Run("isthmus"); err != nil {
+			t.Error(err)
+		}
+	})
+	rollOut(t, cluster, namespace)
+	return cluster, open
+}
+
+// helm returns a configuration of Helm for a namespace.
+func helm(t *testing.T, namespace string) *action.Configuration {
+	t.Helper()
+	c, err := configuration(server.Config(t), namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// rollOut marks workloads as rolled out, as their controllers would, until the test ends.
+func rollOut(t *testing.T, cluster kubernetes.Interface, namespace string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		for tick := time.NewTicker(50 * time.Millisecond); ctx.Err() == nil; <-tick.C {
+			markReady(ctx, cluster, namespace)
+		}
+	}()
+}
+
+func markReady(ctx context.Context, cluster kubernetes.Interface, namespace string) {
+	// A conflict with a write of Helm is met again at the next tick.
+	if all, err := cluster.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{}); err == nil {
+		for _, d := range all.Items {
+			n := *d.Spec.Replicas
+			d.Status = appsv1.DeploymentStatus{
+				ObservedGeneration: d.Generation, Replicas: n, UpdatedReplicas: n, ReadyReplicas: n, AvailableReplicas: n,
+				Conditions: []appsv1.DeploymentCondition{{Type: appsv1.DeploymentAvailable, Status: corev1.ConditionTrue}, {Type: appsv1.DeploymentProgressing, Status: corev1.ConditionTrue, Reason: "NewReplicaSetAvailable"}},
+			}
+			_, _ = cluster.AppsV1().Deployments(namespace).UpdateStatus(ctx, &d, metav1.UpdateOptions{})
+		}
+	}
+	if all, err := cluster.AppsV1().DaemonSets(namespace).List(ctx, metav1.ListOptions{}); err == nil {
+		for _, d := range all.Items {
+			d.Status = appsv1.DaemonSetStatus{
+				ObservedGeneration: d.Generation, DesiredNumberScheduled: 1, CurrentNumberScheduled: 1, UpdatedNumberScheduled: 1, NumberAvailable: 1, NumberReady: 1,
+			}
+			_, _ = cluster.AppsV1().DaemonSets(namespace).UpdateStatus(ctx, &d, metav1.UpdateOptions{})
+		}
+	}
+}
+
+// images returns the tags of the images of all workloads, by name.
+func images(t *testing.T, cluster kubernetes.Interface, namespace string) map[string]string {
+	t.Helper()
+	tags := map[string]string{}
+	add := func(name string, spec corev1.PodSpec) {
+		_, tags[name], _ = strings.Cut(spec.Containers[0].Image, ":")
+	}
+	deployments, err := cluster.AppsV1().Deployments(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range deployments.Items {
+		add(d.Name, d.Spec.Template.Spec)
+	}
+	sets, err := cluster.AppsV1().DaemonSets(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range sets.Items {
+		add(d.Name, d.Spec.Template.Spec)
+	}
+	return tags
+}
+
+// An upgrade does one step after the other, and each leaves the objects of later steps as they are.
+func TestUpgrade(t *testing.T) {
+	values := map[string]any{"gateway": map[string]any{"enabled": true, "cluster": "east"}, "agent": map[string]any{"maxUnavailable": 7}}
+	cluster, open := installed(t, "stepwise", values)
+	agents := func() *appsv1.DaemonSet {
+		t.Helper()
+		d, err := cluster.AppsV1().DaemonSets("stepwise").Get(t.Context(), "isthmus-agent", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	way := func(to string, back bool, order ...string) {
+		t.Helper()
+		i := open()
+		from := i.Versions()[0]
+		p, err := i.Plan(t.Context(), version(t, to), nil, back)
+		if err != nil {
+			t.Fatal(err)
+		}
+		workload := map[string]string{Controllers: "isthmus-controller", Agents: "isthmus-agent", Gateways: "isthmus-gateway"}
+		want := images(t, cluster, "stepwise")
+		generation := agents().Generation
+		for n, s := range p.Steps {
+			if s.Name != order[n] {
+				t.Fatalf("step %d is %s, want %s", n, s.Name, order[n])
+			}
+			at := slices.IndexFunc(s.Changes, func(c ObjectChange) bool { return strings.HasSuffix(c.Object, " "+workload[s.Name]) })
+			if at < 0 || s.Changes[at].Change != Changed || len(s.Changes[at].Images) != 2 {
+				t.Errorf("%s: changes %v", s.Name, s.Changes)
+			}
+			if err := p.Apply(t.Context(), s.Name, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			want[workload[s.Name]] = to
+			if have := images(t, cluster, "stepwise"); !maps.Equal(have, want) {
+				t.Errorf("after %s from %s to %s the images are %v, want %v", s.Name, from, to, have, want)
+			}
+			if before := slices.Index(order, Agents) > n; before && agents().Generation != generation {
+				t.Errorf("the step %s touched the agents", s.Name)
+			}
+		}
+		if p, err = open().Plan(t.Context(), version(t, to), nil, back); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range p.Steps {
+			if !s.Empty() {
+				t.Errorf("after the upgrade, %s has %v", s.Name, s)
+			}
+		}
+	}
+	way("v0.2.0", false, Controllers, Agents, Gateways)
+	if n := agents().Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue(); n != 7 {
+		t.Errorf("the upgrade changed agent.maxUnavailable to %d", n)
+	}
+	way("v0.1.0", true, Gateways, Agents, Controllers)
+	if r := open().Revision; r != 7 {
+		t.Errorf("revision %d after an installation and six steps", r)
+	}
+}
+
+// A step that fails leaves what was there, and the same plan made anew continues.
+func TestInterruptedUpgrade(t *testing.T) {
+	cluster, open := installed(t, "interrupted", nil)
+	p, err := open().Plan(t.Context(), version(t, "v0.2.0"), nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(t.Context(), Controllers, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	i := open()
+	if have := i.Versions(); !slices.Equal(have, []string{"v0.1.0", "v0.2.0"}) {
+		t.Errorf("versions %v", have)
+	}
+	if p, err = i.Plan(t.Context(), version(t, "v0.2.0"), map[string]any{"agent": map[string]any{"updateStrategy": map[string]any{"type": "OnDelete"}}}, false); err != nil {
+		t.Fatal(err)
+	}
+	if s := p.Steps[0]; !s.Empty() {
+		t.Errorf("the step %s is done, but has %v", s.Name, s.Changes)
+	}
+	if s := p.Steps[1]; s.Empty() || !slices.Equal(s.ByHand, []string{"DaemonSet isthmus-agent"}) {
+		t.Errorf("the step %s: %v, by hand %v", s.Name, s.Changes, s.ByHand)
+	}
+	if s := p.Steps[2]; !s.Empty() || p.Installs(Gateways) {
+		t.Errorf("there are no gateways, but %s has %v", s.Name, s.Changes)
+	}
+	if err := p.Apply(t.Context(), Agents, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if have := images(t, cluster, "interrupted")["isthmus-agent"]; have != "v0.2.0" {
+		t.Errorf("the agents are of %s", have)
+	}
+	// Helm was killed in the middle of a revision.
+	c := helm(t, "interrupted")
+	last, err := c.Releases.Last("isthmus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := v1(last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Info.Status = common.StatusPendingUpgrade
+	if err := c.Releases.Update(r); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(server.Config(t), "interrupted", "isthmus"); err == nil || !strings.Contains(err.Error(), "helm rollback isthmus") {
+		t.Errorf("with a pending revision: %v", err)
+	}
+	r.Info.Status = common.StatusDeployed
+	if err := c.Releases.Update(r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A value that the chart does not know any more is named, and nothing is written.
+func TestUnknownValue(t *testing.T) {
+	_, open := installed(t, "values", nil)
+	if _, err := open().Plan(t.Context(), version(t, "v0.2.0"), map[string]any{"agent": map[string]any{"gone": true}}, false); err == nil || !strings.Contains(err.Error(), "gone") {
+		t.Errorf("an unknown value: %v", err)
+	}
+	if r := open().Revision; r != 1 {
+		t.Errorf("revision %d", r)
+	}
+}
