@@ -91,7 +91,20 @@ func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 	if left != "" {
 		t.Errorf("%s still has %s", testbed.Guest, left)
 	}
+	if kept := inKernel(t, "c1"); kept != "" {
+		t.Errorf("Isthmus was uninstalled, and node c1 still has %s", kept)
+	}
 	conformance.Holds(t, "L49")
+}
+
+// inKernel returns what Isthmus has in the kernel of a node: the folder with its pins, its devices and its programs.
+func inKernel(t *testing.T, node string) string {
+	t.Helper()
+	said, err := bed.Node(t.Context(), node, "sh", "-c", "ls -d /sys/fs/bpf/isthmus 2>/dev/null; ip -o link | grep -o 'isthmus[^:@]*'; bpftool cgroup tree /sys/fs/cgroup | grep -o 'isthmus[^ ]*'; true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(strings.Fields(said), " ")
 }
 
 // namesOfClusters checks in the guest that a name with a cluster has that cluster's own endpoints and their ports. Members whose agents

@@ -118,7 +118,7 @@ func (c *collector) definitions(ctx context.Context, r *report) error {
 	}
 	for _, d := range old {
 		if len(d.Lacks) > 0 {
-			r.wait("definitions: %s; run isthmusctl join again, which updates it", d)
+			r.wait("definitions: %s; run isthmusctl upgrade --apply, which updates it", d)
 		}
 	}
 	return nil

@@ -184,7 +184,7 @@ func noKind(ctx context.Context, c client.Client, err error) error {
 	}
 	for _, d := range old {
 		if len(d.Lacks) > 0 && strings.HasPrefix(d.Name, "serviceexports.") {
-			return fmt.Errorf("%s; run isthmusctl join again, which updates it", d)
+			return fmt.Errorf("%s; run isthmusctl upgrade --apply, which updates it", d)
 		}
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/compile"
+	"github.com/isthmus-net/isthmus/tools/release/published"
 )
 
 // source finds the repository, and the commit that it is at.
@@ -35,7 +36,7 @@ func (r *release) source(ctx context.Context) error {
 		return fmt.Errorf("git log says %q: %w", line, err)
 	}
 	r.stamp.Date = time.Unix(seconds, 0).UTC()
-	return nil
+	return published.Check(r.version, r.stamp.Commit)
 }
 
 // said runs a program in a folder, and returns its trimmed output.

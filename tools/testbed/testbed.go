@@ -301,8 +301,13 @@ func (tb *Testbed) AnotherAgent(ctx context.Context, tag string, replaced map[st
 
 // compile runs the go command in the repository, with further flags of its builds.
 func (tb *Testbed) compile(ctx context.Context, flags []string, args ...string) error {
+	return tb.compileIn(ctx, tb.root, flags, args...)
+}
+
+// compileIn is compile in another folder.
+func (tb *Testbed) compileIn(ctx context.Context, dir string, flags []string, args ...string) error {
 	cmd := compile.Go(ctx, args...)
-	cmd.Dir = tb.root
+	cmd.Dir = dir
 	cmd.Env = append(cmd.Env, "GOFLAGS="+strings.Join(append([]string{compile.Flags}, flags...), " "))
 	_, err := Output(cmd)
 	return err
@@ -400,21 +405,22 @@ func (tb *Testbed) Install(ctx context.Context, clusters ...string) error {
 
 // Leave ends the membership of a cluster and uninstalls Isthmus from it.
 func (tb *Testbed) Leave(ctx context.Context, member string) error {
-	tb.Step("isthmusctl leave in %s", member)
-	if _, err := tb.Isthmusctl(ctx, member, "leave", "--broker-kubeconfig", tb.Lab.Kubeconfig(broker)); err != nil {
-		return err
-	}
-	return tb.Uninstall(ctx, member)
+	return tb.Uninstall(ctx, member, "--broker-kubeconfig", tb.Lab.Kubeconfig(broker))
 }
 
-// Uninstall removes Isthmus from a cluster.
-func (tb *Testbed) Uninstall(ctx context.Context, member string) error {
-	tb.Step("isthmusctl dns uninstall and helm uninstall in %s", member)
-	if _, err := tb.Isthmusctl(ctx, member, "dns", "uninstall", "--yes"); err != nil {
-		return err
-	}
-	_, err := tb.Helm(ctx, member, "uninstall", "isthmus", "--namespace", Namespace)
+// Uninstall removes Isthmus from a cluster that is no member, with further flags.
+func (tb *Testbed) Uninstall(ctx context.Context, member string, flags ...string) error {
+	tb.Step("isthmusctl uninstall in %s", member)
+	_, err := tb.Isthmusctl(ctx, member, append([]string{"uninstall", "--yes"}, flags...)...)
 	return err
+}
+
+// Upgrade upgrades a member to this build by isthmusctl, with the broker, and returns what that printed.
+func (tb *Testbed) Upgrade(ctx context.Context, member string, flags ...string) (string, error) {
+	tb.Step("isthmusctl upgrade %s in %s", strings.Join(flags, " "), member)
+	return tb.Isthmusctl(ctx, member, append([]string{
+		"upgrade", "--chart", filepath.Join(tb.root, "deploy", "helm", "isthmus"), "--broker-kubeconfig", tb.Lab.Kubeconfig(broker),
+	}, flags...)...)
 }
 
 // digestOf is one name for the contents of files: pods that carry it are replaced when an image changes.
