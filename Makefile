@@ -7,10 +7,10 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images release check unit test test-kernels race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
+.PHONY: help generate build images release check unit test test-kernels test-kernels-arm64 race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 generate: ## write eBPF objects, deepcopy functions, CRDs, RBAC and manifests anew
 	go run ./tools/generate
@@ -33,8 +33,11 @@ unit: ## the tests that need neither privileges nor an API server
 test: ## every test; the last line counts what ran
 	go run ./tools/test
 
-test-kernels: ## the dataplane on Linux 6.1 and 6.12, emulated, and on this machine's
+test-kernels: ## the dataplane on Linux 6.1 (amd64, arm64) and 6.12 (amd64), emulated, and on this machine's kernel
 	go run ./tools/kernels
+
+test-kernels-arm64: ## the dataplane on Linux 6.1 and 6.12 for arm64, emulated
+	go run ./tools/kernels 6.1-arm64 6.12-arm64
 
 race: ## the tests that need neither privileges nor an API server, with the race detector
 	go run ./tools/test -race

@@ -1,8 +1,9 @@
-// Kernels tests Isthmus on the supported kernels: Debian's oldest and a newer one, each booted in an emulated machine, and the
-// kernel of this machine.
+// Kernels tests Isthmus on the supported kernels: Debian's oldest and a newer one for amd64, its oldest one for arm64, each
+// booted in an emulated machine, and the kernel of this machine.
 //
-//	go run ./tools/kernels              # all
-//	go run ./tools/kernels 6.1 native   # some
+//	go run ./tools/kernels                        # all of these
+//	go run ./tools/kernels 6.1 native             # some
+//	go run ./tools/kernels 6.1-arm64 6.12-arm64   # those for arm64, with the newer one
 //
 // The same program runs on each of them (tools/kernels/guest): a real agent with real sockets of both families. It exits with 1
 // if a check fails, if a kernel is unavailable, or if a run is cut short. Kernels are cached beside the lab's programs, in
@@ -17,6 +18,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -25,7 +27,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	flag.Usage = func() {
-		fmt.Fprint(flag.CommandLine.Output(), "usage: kernels [KERNEL ...]\nexample: go run ./tools/kernels 6.1\n")
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: kernels [KERNEL ...]\nkernels: %s\nexample: go run ./tools/kernels 6.1\n", strings.Join(names(true), " "))
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -36,31 +38,31 @@ func main() {
 	}
 }
 
-// run tests the named kernels, or all of them.
-func run(ctx context.Context, names []string, out io.Writer) (err error) {
+// run tests the named kernels, or those that are tested by default.
+func run(ctx context.Context, named []string, out io.Writer) (err error) {
 	begin := time.Now()
-	r, err := newRig(ctx, out)
+	r, err := newRig(out)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
-	if len(names) == 0 {
-		names = kernels
+	if len(named) == 0 {
+		named = names(false)
 	}
-	outcomes := make([]outcome, len(names))
+	outcomes := make([]outcome, len(named))
 	done := make(chan int)
-	for i, name := range names {
+	for i, name := range named {
 		go func() {
 			outcomes[i] = r.test(ctx, name)
 			done <- i
 		}()
 	}
 	passed := 0
-	for range names {
+	for range named {
 		o := outcomes[<-done]
 		passed += len(o.passed)
 		err = errors.Join(err, o.fault())
 	}
-	fmt.Fprintf(out, "%d kernels, %d checks passed, %.1fs\n", len(names), passed, time.Since(begin).Seconds())
+	fmt.Fprintf(out, "%d kernels, %d checks passed, %.1fs\n", len(named), passed, time.Since(begin).Seconds())
 	return err
 }

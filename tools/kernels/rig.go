@@ -27,8 +27,32 @@ import (
 // native names the running kernel.
 const native = "native"
 
-// kernels lists all tested kernels: series of Debian, and the running kernel.
-var kernels = []string{"6.1", "6.12", native}
+// target is a kernel to test. The program that runs on it is compiled for its architecture.
+type target struct {
+	name   string
+	debian kernel.ID // booted in an emulated machine; zero: the running kernel
+	extra  bool      // tested only on demand, because the others take a minute already
+}
+
+// targets lists all kernels, those that are tested by default first.
+var targets = []target{
+	{name: "6.1", debian: kernel.ID{Series: "6.1", Architecture: "amd64"}},
+	{name: "6.12", debian: kernel.ID{Series: "6.12", Architecture: "amd64"}},
+	{name: native},
+	{name: "6.1-arm64", debian: kernel.ID{Series: "6.1", Architecture: "arm64"}},
+	{name: "6.12-arm64", debian: kernel.ID{Series: "6.12", Architecture: "arm64"}, extra: true},
+}
+
+// names returns the names of targets, and those of extra ones on demand.
+func names(extra bool) []string {
+	var all []string
+	for _, t := range targets {
+		if extra || !t.extra {
+			all = append(all, t.name)
+		}
+	}
+	return all
+}
 
 // modules lists the modules that the checks need and that Debian's kernels do not have built in.
 var modules = []string{"veth", "sch_ingress", "cls_bpf", "inet_diag", "udp_diag", "tcp_diag", "sctp"}
@@ -38,18 +62,14 @@ const limit = 15 * time.Minute
 
 // rig runs the checks on kernels.
 type rig struct {
-	dir, guest string // a temporary folder; the path of the program that runs on every kernel
-	fetching   sync.Mutex
+	dir       string     // a temporary folder
+	preparing sync.Mutex // what several kernels share: guests, packages and the cache
 
 	mu  sync.Mutex // guards out
 	out io.Writer
 }
 
-// newRig builds the guest, the program that runs on every kernel.
-func newRig(ctx context.Context, out io.Writer) (*rig, error) {
-	if runtime.GOARCH != "amd64" {
-		return nil, fmt.Errorf("the kernels are for amd64 and this machine is %s", runtime.GOARCH)
-	}
+func newRig(out io.Writer) (*rig, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("testing this machine's kernel needs root: it makes network namespaces and loads BPF programs")
 	}
@@ -57,12 +77,7 @@ func newRig(ctx context.Context, out io.Writer) (*rig, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &rig{dir: dir, guest: filepath.Join(dir, "guest"), out: out}
-	cmd := compile.Go(ctx, "build", "-ldflags=-s -w", "-o", r.guest, "github.com/isthmus-net/isthmus/tools/kernels/guest")
-	if output, err := cmd.CombinedOutput(); err != nil { // built without cgo, because the initramfs has no C library
-		return nil, errors.Join(fmt.Errorf("build the guest: %w\n%s", err, output), r.close())
-	}
-	return r, nil
+	return &rig{dir: dir, out: out}, nil
 }
 
 func (r *rig) close() error { return os.RemoveAll(r.dir) }
@@ -93,8 +108,9 @@ func (o outcome) fault() error {
 // test runs the checks on one kernel and shows their output as it arrives.
 func (r *rig) test(ctx context.Context, name string) (o outcome) {
 	o.kernel = name
-	if !slices.Contains(kernels, name) {
-		o.err = fmt.Errorf("not one of %s", strings.Join(kernels, ", "))
+	i := slices.IndexFunc(targets, func(t target) bool { return t.name == name })
+	if i < 0 {
+		o.err = fmt.Errorf("not one of %s", strings.Join(names(true), ", "))
 		return o
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -104,7 +120,7 @@ func (r *rig) test(ctx context.Context, name string) (o outcome) {
 	if name == native {
 		o.err = r.runNative(ctx, listener)
 	} else {
-		o.err = r.bootAgain(&o, func() error { return r.boot(ctx, name, listener) })
+		o.err = r.bootAgain(&o, func() error { return r.boot(ctx, targets[i], listener) })
 	}
 	if o.end { // errors after the last line do not matter, such as from powering off
 		o.err = nil
@@ -112,7 +128,7 @@ func (r *rig) test(ctx context.Context, name string) (o outcome) {
 	if o.err != nil {
 		o.err = fmt.Errorf("%w; the end of its output:\n%s", o.err, strings.Join(listener.last, "\n"))
 	}
-	r.say("%-6s %d passed, %d failed, %.1fs", o.kernel, len(o.passed), len(o.failed), time.Since(begin).Seconds())
+	r.say("%-10s %d passed, %d failed, %.1fs", o.kernel, len(o.passed), len(o.failed), time.Since(begin).Seconds())
 	return o
 }
 
@@ -141,15 +157,19 @@ func (r *rig) take(o *outcome, line string) {
 		o.end = true
 		return
 	}
-	r.say("%-6s %s", o.kernel, line)
+	r.say("%-10s %s", o.kernel, line)
 }
 
 // runNative runs the checks on this machine, in separate namespaces.
 func (r *rig) runNative(ctx context.Context, out io.Writer) error {
+	guest, err := r.guest(ctx, runtime.GOARCH)
+	if err != nil {
+		return err
+	}
 	// Pdeathsig fires at the exit of the thread that started the child, so the goroutine keeps its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	cmd := exec.CommandContext(ctx, r.guest)
+	cmd := exec.CommandContext(ctx, guest)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.WaitDelay = 5 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -161,44 +181,62 @@ func (r *rig) runNative(ctx context.Context, out io.Writer) error {
 func (r *rig) bootAgain(o *outcome, boot func() error) error {
 	err := boot()
 	if err == nil && !o.end && len(o.passed)+len(o.failed) == 0 {
-		r.say("%-6s ended before the first check; booting it once more", o.kernel)
+		r.say("%-10s ended before the first check; booting it once more", o.kernel)
 		err = boot()
 	}
 	return err
 }
 
 // boot runs the checks on a Debian kernel.
-func (r *rig) boot(ctx context.Context, series string, console io.Writer) error {
-	k, err := r.fetch(ctx, series)
+func (r *rig) boot(ctx context.Context, t target, console io.Writer) error {
+	guest, err := r.guest(ctx, t.debian.Architecture)
 	if err != nil {
 		return err
 	}
-	r.say("%-6s boot Linux %s", series, k.Release)
-	initrd := filepath.Join(r.dir, "initrd-"+series)
-	if err := r.writeInitrd(initrd, k); err != nil {
+	k, err := r.fetch(ctx, t.debian)
+	if err != nil {
 		return err
 	}
-	return vm.Machine{Image: k.Image, Initrd: initrd}.Run(ctx, console)
+	r.say("%-10s boot Linux %s", t.name, k.Release)
+	initrd := filepath.Join(r.dir, "initrd-"+t.name)
+	if err := writeInitrd(initrd, guest, k); err != nil {
+		return err
+	}
+	return vm.Machine{Architecture: t.debian.Architecture, Image: k.Image, Initrd: initrd}.Run(ctx, console)
+}
+
+// guest compiles the program that runs on every kernel, for an architecture, and returns its path. It is built without cgo,
+// because the initramfs has no C library.
+func (r *rig) guest(ctx context.Context, architecture string) (string, error) {
+	r.preparing.Lock()
+	defer r.preparing.Unlock()
+	path := filepath.Join(r.dir, "guest-"+architecture)
+	cmd := compile.Go(ctx, "build", "-ldflags=-s -w", "-o", path, "github.com/isthmus-net/isthmus/tools/kernels/guest")
+	cmd.Env = append(cmd.Env, "GOARCH="+architecture)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the guest for %s: %w\n%s", architecture, err, output)
+	}
+	return path, nil
 }
 
 // fetch downloads a kernel and the emulator, one at a time.
-func (r *rig) fetch(ctx context.Context, series string) (kernel.Kernel, error) {
-	r.fetching.Lock()
-	defer r.fetching.Unlock()
-	if err := vm.Ensure(ctx, r); err != nil {
+func (r *rig) fetch(ctx context.Context, id kernel.ID) (kernel.Kernel, error) {
+	r.preparing.Lock()
+	defer r.preparing.Unlock()
+	if err := vm.Ensure(ctx, id.Architecture, r); err != nil {
 		return kernel.Kernel{}, err
 	}
-	return kernel.Get(ctx, cluster.CacheDir(), series, modules, r)
+	return kernel.Get(ctx, cluster.CacheDir(), id, modules, r)
 }
 
 // writeInitrd writes the initramfs for k: the guest and the modules.
-func (r *rig) writeInitrd(path string, k kernel.Kernel) (err error) {
+func writeInitrd(path, guest string, k kernel.Kernel) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	files := []initramfs.File{{Path: "init", Source: r.guest}}
+	files := []initramfs.File{{Path: "init", Source: guest}}
 	for _, m := range k.Modules {
 		files = append(files, initramfs.File{Path: "modules/" + filepath.Base(m), Source: m})
 	}

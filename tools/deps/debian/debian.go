@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -67,38 +68,80 @@ func aptGet(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
+// Archive is Debian's archive of packages for one architecture.
+type Archive struct {
+	options []string // of apt-get and apt-cache
+}
+
+// Open returns the archive for an architecture that Go and Debian name alike; empty: this machine's. This machine has no package
+// lists of another architecture, so Open downloads those into the folder dir, where they must stay as long as the archive is used.
+func Open(ctx context.Context, dir, architecture string) (Archive, error) {
+	if architecture == "" || architecture == runtime.GOARCH {
+		return Archive{}, nil
+	}
+	lists, status := filepath.Join(dir, "lists"), filepath.Join(dir, "status")
+	if err := errors.Join(os.MkdirAll(filepath.Join(lists, "partial"), 0o755), os.WriteFile(status, nil, 0o644)); err != nil {
+		return Archive{}, err
+	}
+	a := Archive{[]string{
+		"-o", "APT::Architecture=" + architecture, "-o", "APT::Architectures=" + architecture,
+		"-o", "Dir::State::lists=" + lists, "-o", "Dir::State::status=" + status,
+		"-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=", rootReads,
+	}}
+	return a, AptGet(ctx, a.with("update")...)
+}
+
+// rootReads is an option of apt for folders in which apt's sandbox user may not write.
+const rootReads = "--option=APT::Sandbox::User=root"
+
+// with returns the archive's options and arguments.
+func (a Archive) with(args ...string) []string { return slices.Concat(a.options, args) }
+
+// Search returns the names of the packages whose name matches a regular expression.
+func (a Archive) Search(ctx context.Context, pattern string) ([]string, error) {
+	for _, refresh := range []bool{false, true} { // the package lists of a fresh machine may be empty
+		if refresh {
+			if err := AptGet(ctx, a.with("update")...); err != nil {
+				return nil, err
+			}
+		}
+		out, err := exec.CommandContext(ctx, "apt-cache", a.with("search", "--names-only", pattern)...).Output()
+		if err != nil {
+			return nil, fmt.Errorf("apt-cache search: %w", err)
+		}
+		var names []string
+		for line := range strings.Lines(string(out)) {
+			name, _, _ := strings.Cut(line, " ")
+			names = append(names, name)
+		}
+		if len(names) > 0 {
+			return names, nil
+		}
+	}
+	return nil, nil
+}
+
 // Download downloads packages, without their dependencies, into the folder dir as *.deb files.
-func Download(ctx context.Context, dir string, packages ...string) error {
-	// apt's sandbox user may not write to this folder.
-	return aptGet(ctx, dir, append([]string{"--option=APT::Sandbox::User=root", "download"}, packages...)...)
+func (a Archive) Download(ctx context.Context, dir string, packages ...string) error {
+	return aptGet(ctx, dir, a.with(append([]string{rootReads, "download"}, packages...)...)...)
 }
 
 // DownloadWhole downloads packages and all their dependencies into the folder dir, regardless of the packages installed on this
-// machine: apt reads an empty status file. The architecture is Debian's name of one, such as arm64; empty: this machine's. It
-// returns the *.deb files.
+// machine: apt reads an empty status file. The architecture is that of Open. It returns the *.deb files.
 func DownloadWhole(ctx context.Context, dir, architecture string, packages ...string) ([]string, error) {
-	archives, lists := filepath.Join(dir, "archives"), filepath.Join(dir, "lists")
-	if err := errors.Join(os.MkdirAll(filepath.Join(archives, "partial"), 0o755), os.MkdirAll(filepath.Join(lists, "partial"), 0o755)); err != nil {
+	a, err := Open(ctx, dir, architecture)
+	if err != nil {
 		return nil, err
 	}
-	status := filepath.Join(dir, "status")
-	if err := os.WriteFile(status, nil, 0o644); err != nil {
+	archives, status := filepath.Join(dir, "archives"), filepath.Join(dir, "status")
+	if err := errors.Join(os.MkdirAll(filepath.Join(archives, "partial"), 0o755), os.WriteFile(status, nil, 0o644)); err != nil {
 		return nil, err
 	}
-	options := []string{
-		"-o", "Dir::State::status=" + status, "-o", "Dir::Cache::archives=" + archives,
-		// apt's sandbox user may not write to this folder.
-		"-o", "APT::Sandbox::User=root",
+	args := []string{
+		"-o", "Dir::State::status=" + status, "-o", "Dir::Cache::archives=" + archives, rootReads,
+		"install", "--yes", "--download-only", "--no-install-recommends",
 	}
-	if architecture != "" { // this machine has no lists of it
-		options = append(options, "-o", "APT::Architecture="+architecture, "-o", "APT::Architectures="+architecture,
-			"-o", "Dir::State::lists="+lists, "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
-		if err := AptGet(ctx, append(options, "update")...); err != nil {
-			return nil, err
-		}
-	}
-	args := append([]string{"install", "--yes", "--download-only", "--no-install-recommends"}, packages...)
-	if err := AptGet(ctx, append(options, args...)...); err != nil {
+	if err := AptGet(ctx, a.with(append(args, packages...)...)...); err != nil {
 		return nil, err
 	}
 	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))

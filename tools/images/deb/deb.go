@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -39,9 +38,6 @@ func Add(ctx context.Context, l *oci.Layer, architecture, path string, packages 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-	if architecture == runtime.GOARCH {
-		architecture = ""
-	}
 	debs, err := debian.DownloadWhole(ctx, tmp, architecture, packages...) // both have amd64 and arm64
 	if err != nil {
 		return nil, err

@@ -21,6 +21,12 @@ import (
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 )
 
+// ID names a kernel of Debian.
+type ID struct {
+	Series       string // such as "6.12"
+	Architecture string // such as "arm64", as Go and Debian name it
+}
+
 // Kernel is a bootable kernel.
 type Kernel struct {
 	Release string   // as uname prints it
@@ -28,17 +34,17 @@ type Kernel struct {
 	Modules []string // paths of uncompressed modules, in load order
 }
 
-// Get returns the kernel of a series, such as "6.12", with the named modules, cached in dir. A cached kernel is never updated;
-// remove its folder to get a newer one. Get is safe for concurrent use.
-func Get(ctx context.Context, dir, series string, modules []string, progress io.Writer) (Kernel, error) {
+// Get returns the newest kernel of a series with the named modules, cached in dir. A cached kernel is never updated; remove its
+// folder to get a newer one. Get is safe for concurrent use.
+func Get(ctx context.Context, dir string, id ID, modules []string, progress io.Writer) (Kernel, error) {
 	sum := sha256.Sum256([]byte(strings.Join(modules, " ")))
-	entry := filepath.Join(dir, "kernel-"+series+"-"+hex.EncodeToString(sum[:4]))
+	entry := filepath.Join(dir, "kernel-"+id.Series+"-"+id.Architecture+"-"+hex.EncodeToString(sum[:4]))
 	k, err := open(entry)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return k, err
 	}
-	if err := fetch(ctx, entry, series, modules, progress); err != nil {
-		return Kernel{}, fmt.Errorf("fetch Linux %s: %w", series, err)
+	if err := fetch(ctx, entry, id, modules, progress); err != nil {
+		return Kernel{}, fmt.Errorf("fetch Linux %s for %s: %w", id.Series, id.Architecture, err)
 	}
 	return open(entry)
 }
@@ -64,12 +70,8 @@ func open(entry string) (Kernel, error) {
 }
 
 // fetch creates an entry. The entry gets its name once it is complete.
-func fetch(ctx context.Context, entry, series string, modules []string, progress io.Writer) (err error) {
+func fetch(ctx context.Context, entry string, id ID, modules []string, progress io.Writer) (err error) {
 	if err := debian.Ensure(ctx, progress, "xz-utils"); err != nil {
-		return err
-	}
-	pkg, err := newest(ctx, series)
-	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(entry), 0o755); err != nil {
@@ -80,8 +82,16 @@ func fetch(ctx context.Context, entry, series string, modules []string, progress
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	archive, err := debian.Open(ctx, tmp, id.Architecture)
+	if err != nil {
+		return err
+	}
+	pkg, err := newest(ctx, archive, id)
+	if err != nil {
+		return err
+	}
 	fmt.Fprintf(progress, "fetch Debian package %s\n", pkg)
-	if err := debian.Download(ctx, tmp, pkg); err != nil {
+	if err := archive.Download(ctx, tmp, pkg); err != nil {
 		return err
 	}
 	root, fresh := filepath.Join(tmp, "root"), filepath.Join(tmp, "entry")
@@ -97,29 +107,17 @@ func fetch(ctx context.Context, entry, series string, modules []string, progress
 	return nil
 }
 
-// newest returns the name of Debian's newest package with a kernel of the series for virtual machines.
-func newest(ctx context.Context, series string) (string, error) {
-	pattern := fmt.Sprintf(`^linux-image-%s\.[0-9]+[-+][a-z0-9]+-cloud-amd64$`, regexp.QuoteMeta(series))
-	for _, refresh := range []bool{false, true} { // the package lists of a fresh machine may be empty
-		if refresh {
-			if err := debian.AptGet(ctx, "update"); err != nil {
-				return "", err
-			}
-		}
-		out, err := exec.CommandContext(ctx, "apt-cache", "search", "--names-only", pattern).Output()
-		if err != nil {
-			return "", fmt.Errorf("apt-cache search: %w", err)
-		}
-		var names []string
-		for line := range strings.Lines(string(out)) {
-			name, _, _ := strings.Cut(line, " ")
-			names = append(names, name)
-		}
-		if len(names) > 0 {
-			return slices.MaxFunc(names, byNumbers), nil
-		}
+// newest returns the name of the newest package with a kernel for virtual machines.
+func newest(ctx context.Context, archive debian.Archive, id ID) (string, error) {
+	pattern := fmt.Sprintf(`^linux-image-%s\.[0-9]+[-+][a-z0-9]+-cloud-%s$`, regexp.QuoteMeta(id.Series), id.Architecture)
+	names, err := archive.Search(ctx, pattern)
+	if err != nil {
+		return "", err
 	}
-	return "", fmt.Errorf("no package matches %s; Debian 12 has one", pattern)
+	if len(names) == 0 {
+		return "", fmt.Errorf("no package matches %s; Debian 12 has one", pattern)
+	}
+	return slices.MaxFunc(names, byNumbers), nil
 }
 
 // byNumbers compares two names by the numbers that they contain, in order.
