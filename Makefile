@@ -33,7 +33,7 @@ unit: ## the tests that need neither privileges nor an API server
 test: ## every test; the last line counts what ran
 	go run ./tools/test
 
-test-kernels: ## the dataplane on Linux 6.1 (amd64, arm64) and 6.12 (amd64), emulated, and on this machine's kernel
+test-kernels: ## the dataplane on Linux 6.1 and 6.12, emulated, and on this machine's
 	go run ./tools/kernels
 
 test-kernels-arm64: ## the dataplane on Linux 6.1 and 6.12 for arm64, emulated

@@ -1,9 +1,9 @@
-// Kernels tests Isthmus on the supported kernels: Debian's oldest and a newer one for amd64, its oldest one for arm64, each
-// booted in an emulated machine, and the kernel of this machine.
+// Kernels tests Isthmus on the supported kernels: Debian's oldest and a newer one, each booted in an emulated machine, and the
+// kernel of this machine.
 //
-//	go run ./tools/kernels                        # all of these
+//	go run ./tools/kernels                        # those for amd64, and this machine's
 //	go run ./tools/kernels 6.1 native             # some
-//	go run ./tools/kernels 6.1-arm64 6.12-arm64   # those for arm64, with the newer one
+//	go run ./tools/kernels 6.1-arm64 6.12-arm64   # those for arm64
 //
 // The same program runs on each of them (tools/kernels/guest): a real agent with real sockets of both families. It exits with 1
 // if a check fails, if a kernel is unavailable, or if a run is cut short. Kernels are cached beside the lab's programs, in
