@@ -87,6 +87,14 @@ func Compile(ctx context.Context, dir, name, architecture string, version compil
 	return i, nil
 }
 
+// Others returns the paths of the image's programs besides its entry point.
+func (i *Image) Others() []string {
+	if i.debian == "" {
+		return nil
+	}
+	return []string{i.debian}
+}
+
 // Fill writes the image's files.
 func (i *Image) Fill(ctx context.Context, l *oci.Layer) (err error) {
 	if err = l.File("/"+filepath.Base(i.Program), i.Program, 0o755); err != nil || i.debian == "" {
