@@ -37,6 +37,7 @@ var checks = []check{
 		return command(ctx, "go", "tool", "-modfile=tools/lint/go.mod", "golangci-lint", "run", "--allow-parallel-runners")
 	}},
 	{"c-format", clangFormat},
+	{"yaml", yamlLint},
 	{"rules", func(ctx context.Context) error { return command(ctx, "go", "test", "./tools/check/...") }},
 	{"mermaid", func(ctx context.Context) error { return mermaid.Check(ctx, ".", os.Stderr) }},
 	{"modules", func(ctx context.Context) error { return command(ctx, "go", "mod", "tidy", "-diff") }},
@@ -109,6 +110,20 @@ func clangFormat(ctx context.Context) error {
 		return fmt.Errorf("%w\nrun: clang-format-19 -i %s", err, strings.Join(files, " "))
 	}
 	return nil
+}
+
+// yamlLint proves that the chart's YAML is as chart-testing (`ct lint`) wants it.
+func yamlLint(ctx context.Context) error {
+	if err := debian.Ensure(ctx, os.Stderr, "yamllint"); err != nil {
+		return err
+	}
+	const chart = "deploy/helm/isthmus/"
+	files, err := filepath.Glob(chart + "ci/*-values.yaml")
+	if err != nil {
+		return err
+	}
+	files = append(files, chart+"Chart.yaml", chart+"values.yaml")
+	return command(ctx, "yamllint", append([]string{"--strict", "--config-file", "tools/check/yamllint.yaml"}, files...)...)
 }
 
 // generated writes all generated files anew in a copy of the tree and compares.

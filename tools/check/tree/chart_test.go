@@ -2,6 +2,7 @@ package tree
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +16,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/tools/check/schemas"
 )
+
+// chart is the folder of the chart, from the root.
+const chart = "deploy/helm/isthmus"
 
 // helmProgram builds the pinned Helm once, and returns its path: each "go tool helm" would read its whole module graph.
 var helmProgram = sync.OnceValues(func() (string, error) {
@@ -101,14 +107,54 @@ type container struct {
 	}
 }
 
-// documents returns the YAML documents that the chart renders with flags of helm.
-func documents(t *testing.T, args ...string) []string {
+// schemaFolder is for the schemas of checker.
+var schemaFolder string
+
+func TestMain(m *testing.M) {
+	var err error
+	if schemaFolder, err = os.MkdirTemp("", "isthmus-schemas-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(schemaFolder)
+	os.Exit(code)
+}
+
+// checker validates objects with the schemas of Kubernetes, of the chart's CRDs, and of the kinds of others that the chart uses.
+var checker = sync.OnceValues(func() (*schemas.Checker, error) {
+	crds, err := filepath.Glob(filepath.Join(root, chart, "crds/*.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	others, err := filepath.Glob("testdata/*_v1_*.json")
+	if err != nil {
+		return nil, err
+	}
+	return schemas.New(context.Background(), root, schemaFolder, crds, others)
+})
+
+// rendered returns the YAML that the chart renders with flags of helm. Every rendering of every test is validated here.
+func rendered(t *testing.T, args ...string) string {
 	t.Helper()
-	out, stderr, err := helm(t, append([]string{"template", "isthmus", "deploy/helm/isthmus", "--namespace", "isthmus-system"}, args...)...)
+	out, stderr, err := helm(t, append([]string{"template", "isthmus", chart, "--namespace", "isthmus-system"}, args...)...)
 	if err != nil {
 		t.Fatalf("helm template: %v\n%s", err, stderr)
 	}
-	return strings.Split(out, "\n---\n")
+	kubeconform, err := checker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kubeconform.Check(out); err != nil {
+		t.Errorf("kubeconform, with %v:\n%v", args, err)
+	}
+	return out
+}
+
+// documents returns the YAML documents that the chart renders with flags of helm.
+func documents(t *testing.T, args ...string) []string {
+	t.Helper()
+	return strings.Split(rendered(t, args...), "\n---\n")
 }
 
 // render returns the objects of the chart, by kind and name.
@@ -125,13 +171,6 @@ func render(t *testing.T, args ...string) map[string]object {
 		}
 	}
 	return objects
-}
-
-func TestChartLints(t *testing.T) {
-	t.Parallel()
-	if stdout, stderr, err := helm(t, "lint", "--strict", "deploy/helm/isthmus"); err != nil {
-		t.Errorf("helm lint: %v\n%s%s", err, stdout, stderr)
-	}
 }
 
 // The chart refuses an unknown value, and a value of the wrong type, and names it.
@@ -168,7 +207,7 @@ func TestChartRefusesTypos(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, stderr, err := helm(t, "template", "isthmus", "deploy/helm/isthmus", "--set", tc.set)
+			_, stderr, err := helm(t, "template", "isthmus", chart, "--set", tc.set)
 			if err == nil {
 				t.Fatalf("--set %s was accepted", tc.set)
 			}
@@ -462,11 +501,7 @@ func TestChartMetrics(t *testing.T) {
 	const monitors = "metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.labels.release=prometheus,metrics.readers[0].name=prometheus,metrics.readers[0].namespace=monitoring"
 	text := func(set string) string {
 		t.Helper()
-		out, stderr, err := helm(t, "template", "isthmus", "deploy/helm/isthmus", "--set", programs+","+set)
-		if err != nil {
-			t.Fatalf("helm template: %v\n%s", err, stderr)
-		}
-		return out
+		return rendered(t, "--set", programs+","+set)
 	}
 	for name, c := range map[string]struct {
 		set      string
