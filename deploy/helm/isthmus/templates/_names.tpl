@@ -87,3 +87,42 @@ topologySpreadConstraints:
       matchLabels: {{- include "isthmus.selector" . | nindent 8 }}
 {{- end }}
 {{- end }}
+
+{{/* The capabilities that the agent adds. Argument: the context. */}}
+{{- define "isthmus.agentCapabilities" -}}
+- BPF # load programs, create maps
+- NET_ADMIN # attach them to the node's cgroup; the interface of the DNS addresses
+- PERFMON # pointer arithmetic that the verifier allows only with it
+- NET_BIND_SERVICE # port 53
+{{- if .Values.agent.capabilities.sysAdmin }}
+- SYS_ADMIN # close UDP sockets of removed backends in the network namespaces of pods
+{{- end }}
+{{- end }}
+
+{{/* The capabilities that the gateway adds. Argument: its values. */}}
+{{- define "isthmus.gatewayCapabilities" -}}
+- NET_ADMIN # nftables, conntrack, TCX, TCP MD5 signatures; keepalived's addresses
+{{- if eq .balancer "ebpf" }}
+- SYS_ADMIN # open maps by ID, to compare them; includes BPF and PERFMON
+{{- end }}
+{{- if .capabilities.netRaw }}
+- NET_RAW # VRRP advertisements; gratuitous ARP and unsolicited neighbour advertisements
+{{- end }}
+{{- if .capabilities.sysNice }}
+- SYS_NICE # BFD packets in time
+{{- end }}
+{{- end }}
+
+{{/* The security context of a pod without privileges. OpenShift selects the user and the groups from ranges of the namespace, and
+refuses others. Arguments: the context, and whether the pod has volumes of the group. */}}
+{{- define "isthmus.unprivileged" -}}
+runAsNonRoot: true
+{{- if not ((index . 0).Values.openshift).enabled }}
+runAsUser: 65532
+runAsGroup: 65532
+{{- if index . 1 }}
+fsGroup: 65532
+{{- end }}
+{{- end }}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
