@@ -12,22 +12,44 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 )
 
+// agentDaemonSet returns the DaemonSet of the agents, or nil if there is none. Two are an error: either could be the one of this
+// installation.
+func (c *collector) agentDaemonSet(ctx context.Context) (*appsv1.DaemonSet, error) {
+	selector, err := labels.Parse(status.AgentSelector)
+	if err != nil {
+		return nil, err
+	}
+	all := &appsv1.DaemonSetList{}
+	if err := c.client.List(ctx, all, client.InNamespace(c.namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
+		return nil, fmt.Errorf("list DaemonSets in namespace %s: %w", c.namespace, err)
+	}
+	switch n := len(all.Items); n {
+	case 0:
+		return nil, nil //nolint:nilnil // its absence is no error
+	case 1:
+		return &all.Items[0], nil
+	default:
+		return nil, fmt.Errorf("namespace %s has %d DaemonSets with the label %s, %s and %s; delete the one that is not of this installation",
+			c.namespace, n, status.AgentSelector, all.Items[0].Name, all.Items[1].Name)
+	}
+}
+
 // agentPods lists the agents of the named nodes, or of all nodes if none is named, sorted by node.
 func (c *collector) agentPods(ctx context.Context, nodes []string) ([]corev1.Pod, error) {
-	key := client.ObjectKey{Namespace: c.namespace, Name: status.AgentDaemonSet}
-	d := &appsv1.DaemonSet{}
-	err := c.client.Get(ctx, key, d)
-	if apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("DaemonSet %s does not exist; install Isthmus, see helm install, or give its namespace with --namespace", key)
-	}
+	d, err := c.agentDaemonSet(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("read DaemonSet %s: %w", key, err)
+		return nil, err
+	}
+	if d == nil {
+		return nil, fmt.Errorf("namespace %s has no DaemonSet with the label %s; install Isthmus, see helm install, or give its namespace with --namespace",
+			c.namespace, status.AgentSelector)
 	}
 	pods, err := c.podsOf(ctx, d.Spec.Selector)
 	if err != nil {
@@ -47,7 +69,7 @@ func (c *collector) agentPods(ctx context.Context, nodes []string) ([]corev1.Pod
 		pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !slices.Contains(nodes, p.Spec.NodeName) })
 	}
 	if len(pods) == 0 {
-		return nil, fmt.Errorf("DaemonSet %s has no pods; see isthmusctl status", key)
+		return nil, fmt.Errorf("DaemonSet %s has no pods; see isthmusctl status", client.ObjectKeyFromObject(d))
 	}
 	return pods, nil
 }

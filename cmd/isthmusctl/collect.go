@@ -167,16 +167,15 @@ func (c *collector) member(ctx context.Context, r *report) error {
 }
 
 func (c *collector) controller(ctx context.Context, r *report) error {
-	key := client.ObjectKey{Namespace: c.namespace, Name: status.ControllerDeployment}
-	d := &appsv1.Deployment{}
-	err := c.client.Get(ctx, key, d)
-	if apierrors.IsNotFound(err) {
-		r.wait("controller: Deployment %s does not exist; install Isthmus, see helm install", key)
+	d, err := membership.Controller(ctx, c.client, c.namespace)
+	if err != nil {
+		return err
+	}
+	if d == nil {
+		r.wait("controller: namespace %s has no Deployment with the label %s; install Isthmus, see helm install", c.namespace, membership.ControllerSelector)
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("read Deployment %s: %w", key, err)
-	}
+	key := client.ObjectKeyFromObject(d)
 	r.Controller.Ready, r.Controller.Desired = d.Status.ReadyReplicas, d.Status.Replicas
 	if d.Spec.Replicas != nil {
 		r.Controller.Desired = *d.Spec.Replicas
@@ -224,16 +223,15 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 }
 
 func (c *collector) agents(ctx context.Context, r *report) error {
-	key := client.ObjectKey{Namespace: c.namespace, Name: status.AgentDaemonSet}
-	d := &appsv1.DaemonSet{}
-	err := c.client.Get(ctx, key, d)
-	if apierrors.IsNotFound(err) {
-		r.wait("agents: DaemonSet %s does not exist; install Isthmus, see helm install", key)
+	d, err := c.agentDaemonSet(ctx)
+	if err != nil {
+		return err
+	}
+	if d == nil {
+		r.wait("agents: namespace %s has no DaemonSet with the label %s; install Isthmus, see helm install", c.namespace, status.AgentSelector)
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("read DaemonSet %s: %w", key, err)
-	}
+	key := client.ObjectKeyFromObject(d)
 	r.Agents.Ready, r.Agents.Desired = d.Status.NumberReady, d.Status.DesiredNumberScheduled
 	switch {
 	case r.Agents.Desired == 0:

@@ -84,6 +84,11 @@ func pod(name, node, app string, phase corev1.PodPhase, port int32) *corev1.Pod 
 	}
 }
 
+// workloadLabel returns the label by which commands find a workload.
+func workloadLabel(workload string) map[string]string {
+	return map[string]string{"app.kubernetes.io/name": workload}
+}
+
 // healthy is a member on two nodes without faults.
 func healthy() cluster {
 	one := int32(1)
@@ -101,11 +106,11 @@ func healthy() cluster {
 		objects: []client.Object{
 			&v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "a"}, Spec: v1alpha1.MemberSpec{ClusterID: "a", ClusterSetID: "prod", ClusterSetIPCIDR: []string{"243.0.0.0/16"}}},
 			&appsv1.Deployment{
-				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.ControllerDeployment}, Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: selector("c")},
+				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "isthmus-controller", Labels: workloadLabel("isthmus-controller")}, Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: selector("c")},
 				Status: appsv1.DeploymentStatus{ReadyReplicas: 1, UpdatedReplicas: 1, Replicas: 1},
 			},
 			&appsv1.DaemonSet{
-				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.AgentDaemonSet}, Spec: appsv1.DaemonSetSpec{Selector: selector("a")},
+				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "isthmus-agent", Labels: workloadLabel("isthmus-agent")}, Spec: appsv1.DaemonSetSpec{Selector: selector("a")},
 				Status: appsv1.DaemonSetStatus{NumberReady: 2, UpdatedNumberScheduled: 2, DesiredNumberScheduled: 2},
 			},
 			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.ObserverAccount}},
@@ -160,6 +165,38 @@ func TestStatusWithoutObserver(t *testing.T) {
 	}
 	if r, err = c.collect(t.Context()); err != nil || !r.Ready {
 		t.Errorf("with the account: %q, %v", r.Waiting, err)
+	}
+}
+
+// Commands find the workloads by their labels, because the chart's fullnameOverride names them. Two are an error that names both.
+func TestStatusFindsWorkloadsByLabel(t *testing.T) {
+	w := healthy()
+	for _, o := range w.objects {
+		switch o.(type) {
+		case *appsv1.Deployment, *appsv1.DaemonSet:
+			o.SetName("net-" + strings.TrimPrefix(o.GetName(), "isthmus-"))
+		}
+	}
+	c := w.collector(t)
+	if r, err := c.collect(t.Context()); err != nil || !r.Ready || r.Controller.Ready != 1 || r.Agents.Ready != 2 {
+		t.Fatalf("status: %+v, %v", r, err)
+	}
+	if pods, err := c.agentPods(t.Context(), nil); err != nil || len(pods) != 2 {
+		t.Errorf("agents: %d, %v", len(pods), err)
+	}
+	for other, want := range map[client.Object]string{
+		&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "old-controller", Labels: workloadLabel("isthmus-controller")}}: "2 Deployments with the label app.kubernetes.io/name=isthmus-controller, net-controller and old-controller",
+		&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "old-agent", Labels: workloadLabel("isthmus-agent")}}:            "2 DaemonSets with the label app.kubernetes.io/name=isthmus-agent, net-agent and old-agent",
+	} {
+		if err := c.client.Create(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.collect(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("with two: %v, want %q", err, want)
+		}
+		if err := c.client.Delete(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -292,8 +329,8 @@ services    0 exported here, 0 imported
 
 Not ready:
   membership: namespace isthmus-system has 0 Members, want 1; run isthmusctl join
-  controller: Deployment isthmus-system/isthmus-controller does not exist; install Isthmus, see helm install
-  agents: DaemonSet isthmus-system/isthmus-agent does not exist; install Isthmus, see helm install
+  controller: namespace isthmus-system has no Deployment with the label app.kubernetes.io/name=isthmus-controller; install Isthmus, see helm install
+  agents: namespace isthmus-system has no DaemonSet with the label app.kubernetes.io/name=isthmus-agent; install Isthmus, see helm install
 `},
 		"no nodes": {
 			change: func(c *cluster) {

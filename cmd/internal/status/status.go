@@ -25,12 +25,9 @@ const (
 	PlainPortName = "http"
 )
 
-// Names of the workloads in the installation namespace, and the label on their pods.
-const (
-	AgentDaemonSet       = "isthmus-agent"
-	ControllerDeployment = "isthmus-controller"
-	LabelName            = "app.kubernetes.io/name"
-)
+// AgentSelector is the label of the agents' DaemonSet in the installation namespace, and of its pods. Its name depends on the chart's
+// fullnameOverride.
+const AgentSelector = "app.kubernetes.io/name=isthmus-agent"
 
 // Agent is the status of one node's agent.
 type Agent struct {

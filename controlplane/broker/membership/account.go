@@ -14,6 +14,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/tools/clientcmd"
@@ -25,8 +26,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// controllerDeployment is the Deployment of a member's controller, in the installation namespace.
-const controllerDeployment = "isthmus-controller"
+// ControllerSelector is the label of the Deployment of a member's controller, in the installation namespace. Its name depends on the
+// chart's fullnameOverride.
+const ControllerSelector = "app.kubernetes.io/name=isthmus-controller"
 
 // brokerName names the broker in errors.
 const brokerName = "the broker"
@@ -253,10 +255,35 @@ func withTokenFile(kubeconfig []byte) ([]byte, error) {
 	return clientcmd.Write(*config)
 }
 
+// Controller returns the Deployment of the controller in a member's installation namespace, or nil if there is none. Two are an
+// error: either could run.
+func Controller(ctx context.Context, member client.Reader, namespace string) (*appsv1.Deployment, error) {
+	selector, err := labels.Parse(ControllerSelector)
+	if err != nil {
+		return nil, err
+	}
+	all := &appsv1.DeploymentList{}
+	if err := member.List(ctx, all, client.InNamespace(namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
+		return nil, fmt.Errorf("list Deployments in namespace %s: %w", namespace, err)
+	}
+	switch n := len(all.Items); n {
+	case 0:
+		return nil, nil //nolint:nilnil // its absence is no error
+	case 1:
+		return &all.Items[0], nil
+	default:
+		return nil, fmt.Errorf("namespace %s has %d Deployments with the label %s, %s and %s; delete the one that is not of this installation",
+			namespace, n, ControllerSelector, all.Items[0].Name, all.Items[1].Name)
+	}
+}
+
 // restartController restarts the pods of the member's controller and waits until the new ones are ready. It returns false
 // if the member has no Deployment of the controller.
 func restartController(ctx context.Context, member client.Client, namespace string, timeout time.Duration) (bool, error) {
-	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: controllerDeployment}}
+	d, err := Controller(ctx, member, namespace)
+	if err != nil || d == nil {
+		return false, err
+	}
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
 		"annotations": map[string]any{"isthmus.dev/restarted-at": time.Now().UTC().Format(time.RFC3339Nano)},
 	}}}})
@@ -267,7 +294,7 @@ func restartController(ctx context.Context, member client.Client, namespace stri
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
-	what := fmt.Sprintf("Deployment %s/%s", namespace, controllerDeployment)
+	what := fmt.Sprintf("Deployment %s/%s", namespace, d.Name)
 	if err != nil {
 		return false, fmt.Errorf("restart %s: %w", what, err)
 	}

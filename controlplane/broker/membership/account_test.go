@@ -152,7 +152,7 @@ func TestInterruptedRotate(t *testing.T) {
 	d := controller(r.Namespace, 2)
 	put(t, member, d) // nobody runs it, so it never gets ready
 	_, err := Rotate(t.Context(), asAdmin, member, r.Namespace, "", time.Second)
-	if err == nil || !strings.Contains(err.Error(), "Deployment halfway-a/isthmus-controller is not ready with the new credentials after 1s") ||
+	if err == nil || !strings.Contains(err.Error(), "Deployment halfway-a/net-controller is not ready with the new credentials after 1s") ||
 		!strings.Contains(err.Error(), "the old credentials stay valid until isthmusctl rotate succeeds") {
 		t.Errorf("rotated: %v", err)
 	}

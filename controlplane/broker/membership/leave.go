@@ -244,15 +244,11 @@ func exported(ctx context.Context, broker client.Client, a *mcsv1beta1.ServiceIm
 // stopController scales the member's controller to zero and waits until its pods are gone, so that it does not import the
 // deleted objects again. It succeeds without a Deployment, which is gone if Isthmus was uninstalled first.
 func stopController(ctx context.Context, member client.Client, namespace string) error {
-	d := &appsv1.Deployment{}
-	key := client.ObjectKey{Namespace: namespace, Name: controllerDeployment}
-	err := member.Get(ctx, key, d)
-	if apierrors.IsNotFound(err) {
-		return nil
+	d, err := Controller(ctx, member, namespace)
+	if err != nil || d == nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("read Deployment %s: %w", key, err)
-	}
+	key := client.ObjectKeyFromObject(d)
 	if d.Spec.Replicas == nil || *d.Spec.Replicas > 0 {
 		was := int32(1)
 		if d.Spec.Replicas != nil {
@@ -284,20 +280,16 @@ func Stopped(d *appsv1.Deployment) bool {
 
 // resumeController reverts stopController, for a cluster that joins again with Isthmus still installed.
 func resumeController(ctx context.Context, member client.Client, namespace string) error {
-	d := &appsv1.Deployment{}
-	key := client.ObjectKey{Namespace: namespace, Name: controllerDeployment}
-	if err := member.Get(ctx, key, d); err != nil {
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return fmt.Errorf("read Deployment %s: %w", key, err)
+	d, err := Controller(ctx, member, namespace)
+	if err != nil || d == nil {
+		return err
 	}
 	was, err := strconv.ParseInt(d.Annotations[annotationReplicas], 10, 32)
 	if err != nil {
 		return nil //nolint:nilerr // Leave did not stop it
 	}
 	if err := scale(ctx, member, d, int32(was), nil); err != nil {
-		return fmt.Errorf("start Deployment %s: %w", key, err)
+		return fmt.Errorf("start Deployment %s: %w", client.ObjectKeyFromObject(d), err)
 	}
 	return nil
 }

@@ -353,11 +353,14 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// controllerDeployment is the name that the chart gives the controller's Deployment with fullnameOverride=net.
+const controllerDeployment = "net-controller"
+
 // controller returns the Deployment of a member's controller.
 func controller(namespace string, replicas int32) *appsv1.Deployment {
 	labels := map[string]string{"app.kubernetes.io/name": "isthmus-controller"}
 	return &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: controllerDeployment},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: controllerDeployment, Labels: labels},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas,
 			Selector: &metav1.LabelSelector{MatchLabels: labels},

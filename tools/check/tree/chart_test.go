@@ -202,6 +202,9 @@ func TestChartRefusesTypos(t *testing.T) {
 		"unknown balancer":                  {"gateway.balancer=ipvs", []string{"/gateway/balancer", "nftables"}},
 		"a gateway without a cluster":       {"gateway.enabled=true", []string{"gateway.cluster is missing", "gatewayController.settings.cluster"}},
 		"XDP without ebpf":                  {"gateway.enabled=true,gateway.cluster=a,gateway.balancer=nftables,gateway.xdp=auto", []string{"gateway.xdp", "gateway.balancer"}},
+		"labels by another name":            {"nameOverride=net", []string{"nameOverride is not supported", "fullnameOverride"}},
+		"upper case in names":               {"fullnameOverride=Net", []string{"/fullnameOverride"}},
+		"a name of a ServiceAccount":        {"agent.serviceAccount.name=net", []string{"/agent/serviceAccount", "name"}},
 		"a name for a port":                 {"gatewayController.networkPolicy.ports={https}", []string{"/gatewayController/networkPolicy/ports/0"}},
 	}
 	for name, tc := range tests {

@@ -121,6 +121,8 @@ helm test isthmus -n isthmus-system
 [docs/releases.md](../../../docs/releases.md) shows where the chart and the images come from. The repository's README covers the steps before
 and after. values.yaml has longer explanations of most values. The chart rejects unknown values, and names them.
 
-Namespaces, names of objects and selectors are fixed, because isthmusctl and the admission policies refer to them, so a cluster
-can have only one installation.
+A cluster can have only one installation. Admission policies, the broker and other programs refer to ServiceAccounts, Leases, Service
+isthmus-dns and the policies by their names, so these are fixed. Labels are fixed too: isthmusctl finds the workloads by them. All other
+names begin with fullnameOverride. Set it at the installation: an upgrade that changes it replaces all pods at once, with a
+gap in DNS and at the gateways.
 `

@@ -1,3 +1,9 @@
+{{/* The name of an object. ServiceAccounts, admission policies, Leases and Service isthmus-dns have fixed names, because programs and policies
+refer to them. Arguments: the context and what follows the prefix. */}}
+{{- define "isthmus.name" -}}
+{{ (index . 0).Values.fullnameOverride | default "isthmus" }}-{{ index . 1 }}
+{{- end }}
+
 {{/* The full name of an image. A release's chart has a file with the digests of its images. It is no value, because values survive an
 upgrade with --reuse-values, and would then pin the old images. Arguments: the context and the name. */}}
 {{- define "isthmus.image" -}}
