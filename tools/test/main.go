@@ -77,9 +77,6 @@ const (
 	packageLimit = 35 * time.Minute
 	soakLimit    = 60 * time.Minute
 
-	// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes.
-	parallelOnLab = 3
-
 	slowest = 20 // packages and tests that the report lists
 )
 
@@ -276,13 +273,22 @@ func lendServers(ctx context.Context, env []string) (*pool.Pool, error) {
 	return pool.Listen(ctx, assets)
 }
 
+// parallelOnLab is how many parallel tests use one lab at a time. They mostly wait for Kubernetes, which needs a CPU for that.
+func parallelOnLab(cpus int) int {
+	if cpus == 1 {
+		return 1
+	}
+	return 3
+}
+
 // testOnLab tests the packages of the second phase.
 func testOnLab(ctx context.Context, r *report.Report, env, args, packages []string) error {
 	if len(packages) == 0 {
 		return nil
 	}
 	step("test %d packages, on a large lab or beside it", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=3", "-parallel=" + strconv.Itoa(parallelOnLab)}, packages))
+	cpus := runtime.GOMAXPROCS(0)
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(1+cpus), "-parallel=" + strconv.Itoa(parallelOnLab(cpus))}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
