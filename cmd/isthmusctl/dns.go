@@ -164,22 +164,9 @@ was put back: then the command waits until every server uses it.`,
 			if err != nil {
 				return err
 			}
-			upstreams, upstreamsErr := d.upstreamsOf(cmd.Context(), c, found) // without agents nothing has to be waited for
-			changed, err := f.change(cmd, c, found, uninstalling)
+			changed, err := d.uninstall(cmd, c, found, f)
 			if err != nil || f.dryRun {
 				return err
-			}
-			if f.wait && upstreamsErr == nil && slices.ContainsFunc(found, func(s *loadedConfig) bool { return s.parts.replaced != "" }) {
-				if err := c.awaitReload(cmd.Context(), cmd.ErrOrStderr(), found, upstreams, f.timeout, answering); err != nil {
-					return err
-				}
-			}
-			for _, s := range found {
-				if changed && !s.parts.reloads() {
-					if err := printNotes(cmd, fmt.Sprintf("%s has no plugin reload, so its server uses the old Corefile until it is restarted; see kubectl rollout restart", s)); err != nil {
-						return err
-					}
-				}
 			}
 			return finish(cmd, changed, "the cluster's DNS no longer asks the agents for clusterset.local after it reloads its Corefile")
 		},
@@ -187,6 +174,28 @@ was put back: then the command waits until every server uses it.`,
 	d.bind(cmd.Flags())
 	f.bind(cmd.Flags())
 	return cmd
+}
+
+// uninstall removes the server block, and reports whether there was one.
+func (d *dnsFlags) uninstall(cmd *cobra.Command, c *collector, found []*loadedConfig, f changeFlags) (bool, error) {
+	upstreams, upstreamsErr := d.upstreamsOf(cmd.Context(), c, found) // without agents nothing has to be waited for
+	changed, err := f.change(cmd, c, found, uninstalling)
+	if err != nil || f.dryRun {
+		return changed, err
+	}
+	if f.wait && upstreamsErr == nil && slices.ContainsFunc(found, func(s *loadedConfig) bool { return s.parts.replaced != "" }) {
+		if err := c.awaitReload(cmd.Context(), cmd.ErrOrStderr(), found, upstreams, f.timeout, answering); err != nil {
+			return changed, err
+		}
+	}
+	for _, s := range found {
+		if changed && !s.parts.reloads() {
+			if err := printNotes(cmd, fmt.Sprintf("%s has no plugin reload, so its server uses the old Corefile until it is restarted; see kubectl rollout restart", s)); err != nil {
+				return changed, err
+			}
+		}
+	}
+	return changed, nil
 }
 
 // finish prints the result of a command.

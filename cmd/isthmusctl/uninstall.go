@@ -10,41 +10,39 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/isthmusctl/internal/installation"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
-	gatewayv1alpha1 "github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
-	gatewayservice "github.com/isthmus-net/isthmus/gateway/service"
 )
 
 // uninstallFlags are the flags of uninstall.
 type uninstallFlags struct {
-	target, broker  target
-	namespace       string
-	release         string
-	names           configNames
-	plan, yes       bool
-	definitions     bool
-	abandon         bool
-	timeout         time.Duration
-	cluster         client.Client
-	kubernetes      kubernetes.Interface
-	installed       *installation.Installation
-	member          *v1alpha1.Member // nil: the cluster is no member
-	configs         []*loadedConfig  // with a server block of dns install
-	collector       *collector
-	agent, gateways installation.Cleaner
+	target, broker       target
+	namespace, release   string
+	names                configNames
+	plan, yes            bool
+	brokerGone           bool
+	definitions, abandon bool
+	timeout              time.Duration
+}
+
+// uninstallation is what uninstall finds in a cluster.
+type uninstallation struct {
+	uninstallFlags
+	cmd       *cobra.Command
+	cluster   client.Client
+	collector *collector
+	installed *installation.Installation // nil: there is no Helm release
+	// byManifest says that there are workloads that no Helm release has.
+	byManifest bool
+	cleaners   []installation.Cleaner
 }
 
 func uninstallCommand() *cobra.Command {
@@ -54,7 +52,7 @@ func uninstallCommand() *cobra.Command {
 		Short: "Remove Isthmus from a cluster and from the kernels of its nodes",
 		Long: `Remove Isthmus from a cluster: the cluster leaves its ClusterSet, its DNS no longer asks the agents, the agents and gateways stop, their
 programs, maps and devices are removed from the kernel of every node, and the Helm release is uninstalled. The command shows the steps and
-asks for confirmation. Run it again to complete an interrupted run.
+asks for confirmation. Run it again to complete an interrupted run; isthmusctl upgrade undoes one before its step "chart".
 
 ServiceExports, the definitions of the MCS API, and the namespace stay. With --definitions the definitions of isthmus.dev go, and with
 them all objects of these kinds.
@@ -65,7 +63,13 @@ It refuses while Services have addresses of the gateways, which only the control
   isthmusctl uninstall --broker-kubeconfig broker.kubeconfig --kubeconfig a.kubeconfig
   isthmusctl uninstall --definitions --yes --context west`,
 		Args: usage.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return u.run(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			found, err := u.open(cmd)
+			if err != nil {
+				return err
+			}
+			return found.run()
+		},
 	}
 	u.bind(cmd.Flags())
 	return cmd
@@ -80,197 +84,240 @@ func (u *uninstallFlags) bind(f *pflag.FlagSet) {
 	f.StringVar(&u.names.nodeLocal, "node-local-dns", usualNodeLocal, "NAMESPACE/NAME of the ConfigMap with NodeLocal DNSCache's Corefile")
 	f.BoolVar(&u.plan, "plan", false, "show the steps, and change nothing")
 	f.BoolVarP(&u.yes, "yes", "y", false, "do not ask for confirmation")
+	f.BoolVar(&u.brokerGone, "broker-gone", false, "leave a ClusterSet whose broker no longer exists")
 	f.BoolVar(&u.definitions, "definitions", false, "delete the definitions of isthmus.dev too, with all objects of these kinds")
 	f.BoolVar(&u.abandon, "abandon-addresses", false, "leave the floating IPs and ports of Services and gateways in the cloud")
 	f.DurationVar(&u.timeout, "timeout", 5*time.Minute, "the longest time to wait for pods, in each step")
 }
 
-func (u *uninstallFlags) run(cmd *cobra.Command) error {
-	if err := u.open(cmd.Context()); err != nil {
-		return err
+// open reads the cluster.
+func (u *uninstallFlags) open(cmd *cobra.Command) (*uninstallation, error) {
+	patient := u.target
+	patient.timeout = u.timeout + time.Minute // Helm watches until pods are gone
+	cfg, _, err := patient.config()
+	if err != nil {
+		return nil, err
 	}
-	steps, err := u.steps(cmd)
+	found := &uninstallation{uninstallFlags: *u, cmd: cmd}
+	if found.installed, err = installation.Open(cfg, u.namespace, u.release); err != nil && !errors.Is(err, installation.ErrNotFound) {
+		return nil, err
+	}
+	clients, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if found.collector, err = u.target.collector(u.namespace); err != nil {
+		return nil, err
+	}
+	found.cluster = found.collector.client
+	for _, component := range []string{"agent", "gateway"} {
+		found.cleaners = append(found.cleaners, installation.Cleaner{Cluster: clients, Namespace: u.namespace, Component: component, Timeout: u.timeout})
+	}
+	if found.installed == nil {
+		found.byManifest, err = otherWorkloads(cmd.Context(), found.cluster, u.namespace, u.release)
+	}
+	return found, err
+}
+
+// run shows the steps, asks, and does them. Nodes that cannot be cleaned do not keep it from the other steps.
+func (u *uninstallation) run() error {
+	steps, err := u.steps()
 	if err != nil {
 		return err
 	}
-	out := cmd.OutOrStdout()
+	out := u.cmd.OutOrStdout()
 	for _, s := range steps {
 		fmt.Fprintf(out, "%s: %s\n", s.name, s.what)
 	}
-	fmt.Fprintf(out, "stays: namespace %s, ServiceExports, the definitions of the MCS API and of ClusterProperty%s\n", u.namespace, u.staying())
+	fmt.Fprintf(out, "stays: %s\n", u.staying())
 	if u.plan {
 		return nil
 	}
-	if err := confirm(cmd, u.yes, "Uninstall?"); err != nil {
+	for _, s := range steps {
+		if s.refused != nil {
+			return s.refused
+		}
+	}
+	if err := confirm(u.cmd, u.yes, "Uninstall?"); err != nil {
 		return err
 	}
+	left := &installation.NodesError{}
 	for _, s := range steps {
 		if s.do == nil {
 			continue
 		}
 		start := time.Now()
-		if err := s.do(cmd.Context()); err != nil {
+		err := s.do(u.cmd.Context())
+		if nodes := (*installation.NodesError)(nil); errors.As(err, &nodes) {
+			left.Nodes = append(left.Nodes, nodes.Nodes...)
+			err = nil
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w; mend that and run the command again, it continues", s.name, err)
 		}
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s: done in %s\n", s.name, time.Since(start).Round(time.Second))
+		fmt.Fprintf(u.cmd.ErrOrStderr(), "%s: done in %s\n", s.name, time.Since(start).Round(time.Second))
 	}
-	_, err = fmt.Fprintln(out, "Isthmus is uninstalled")
+	if len(left.Nodes) > 0 {
+		return left
+	}
+	done := "Isthmus is uninstalled"
+	if u.byManifest {
+		done = "next: kubectl delete -f isthmus.yaml, which removes what kubectl applied"
+	}
+	_, err = fmt.Fprintln(out, done)
 	return err
 }
 
-// staying completes the list of what stays.
-func (u *uninstallFlags) staying() string {
+// staying lists what stays.
+func (u *uninstallation) staying() string {
+	all := fmt.Sprintf("namespace %s with other Secrets and ConfigMaps, state folders of nodes (/var/lib/isthmus*), ServiceExports, the definitions of the MCS API and of ClusterProperty", u.namespace)
 	if u.definitions {
-		return ""
+		return all
 	}
-	return " and of isthmus.dev (--definitions deletes the latter)"
-}
-
-// open reads the cluster.
-func (u *uninstallFlags) open(ctx context.Context) error {
-	patient := u.target
-	patient.timeout = u.timeout + time.Minute // Helm waits for pods
-	cfg, _, err := patient.config()
-	if err != nil {
-		return err
-	}
-	if u.installed, err = installation.Open(cfg, u.namespace, u.release); err != nil && !errors.Is(err, installation.ErrNotFound) {
-		return err
-	}
-	if u.kubernetes, err = kubernetes.NewForConfig(cfg); err != nil {
-		return err
-	}
-	if u.collector, err = u.target.collector(u.namespace); err != nil {
-		return err
-	}
-	u.cluster = u.collector.client
-	all, err := u.names.configs()
-	if err != nil {
-		return err
-	}
-	configs, err := readConfigs(ctx, u.cluster, all)
-	if err != nil && !errors.Is(err, errNoCorefile) {
-		return err
-	}
-	for _, config := range configs {
-		if want, err := uninstalling(config); err == nil && want != config.text {
-			u.configs = append(u.configs, config)
-		}
-	}
-	u.agent = installation.Cleaner{Cluster: u.kubernetes, Namespace: u.namespace, Component: "agent", Timeout: u.timeout}
-	u.gateways = u.agent
-	u.gateways.Component = "gateway"
-	members := &v1alpha1.MemberList{}
-	if err := u.cluster.List(ctx, members, client.InNamespace(u.namespace)); err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("list Members: %w", err)
-	}
-	if len(members.Items) > 0 {
-		u.member = &members.Items[0]
-	}
-	return nil
+	return all + " and of isthmus.dev (--definitions deletes the latter)"
 }
 
 // removal is a step of an uninstallation.
 type removal struct {
 	name, what string
 	do         func(context.Context) error // nil: there is nothing to do
+	refused    error                       // why the command does nothing at all, as it was given
 }
 
-// steps returns what is to be done, in its order, or why it cannot be.
-func (u *uninstallFlags) steps(cmd *cobra.Command) ([]removal, error) {
-	ctx := cmd.Context()
-	if err := u.checkFederation(ctx); err != nil {
-		return nil, err
-	}
-	addresses, err := u.addresses(ctx)
-	if err != nil {
-		return nil, err
-	}
-	leave, err := u.leave(cmd)
-	if err != nil {
-		return nil, err
-	}
-	steps := []removal{leave, u.dns(cmd)}
-	for _, c := range []installation.Cleaner{u.agent, u.gateways} {
-		s, err := cleanup(ctx, c, cmd.ErrOrStderr())
+// refuse returns s as a step that cannot be done.
+func (s removal) refuse(format string, args ...any) removal {
+	s.refused = fmt.Errorf(format, args...)
+	s.what = "refused: " + s.refused.Error()
+	return s
+}
+
+// steps returns what is to be done, in its order.
+func (u *uninstallation) steps() ([]removal, error) {
+	ctx := u.cmd.Context()
+	var steps []removal
+	for _, plan := range []func(context.Context) (removal, error){u.federation, u.leave, u.dns} {
+		s, err := plan(ctx)
 		if err != nil {
 			return nil, err
 		}
 		steps = append(steps, s)
 	}
-	definitions, err := u.deleteDefinitions(ctx)
-	if err != nil {
-		return nil, err
+	for _, c := range u.cleaners {
+		s, err := cleanup(ctx, c, u.cmd.ErrOrStderr())
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, s)
 	}
 	// Only after its controller is gone nobody takes an address again.
-	return append(steps, u.chart(), addresses, definitions), nil
+	for _, plan := range []func(context.Context) (removal, error){u.chart, u.addresses, u.deleteDefinitions} {
+		s, err := plan(ctx)
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, s)
+	}
+	return steps, nil
 }
 
-// checkFederation refuses a cluster that is in a federation.
-func (u *uninstallFlags) checkFederation(ctx context.Context) error {
-	f := &federationv1alpha1.Federation{}
-	err := u.cluster.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, f)
+// federation refuses a cluster that is in a federation.
+func (u *uninstallation) federation(ctx context.Context) (removal, error) {
+	s := removal{name: "federation", what: "the cluster is in none"}
+	err := u.cluster.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, &federationv1alpha1.Federation{})
 	switch {
 	case err == nil:
-		return errors.New("the cluster is in a federation; remove it first: isthmusctl federation remove ID")
+		return s.refuse("the cluster is in a federation; remove it first: isthmusctl federation remove ID"), nil
 	case apierrors.IsNotFound(err), meta.IsNoMatchError(err):
-		return nil
+		return s, nil
 	}
-	return fmt.Errorf("read the Federation: %w", err)
+	return s, fmt.Errorf("read the Federation: %w", err)
 }
 
 // leave is the step that ends the membership.
-func (u *uninstallFlags) leave(cmd *cobra.Command) (removal, error) {
+func (u *uninstallation) leave(ctx context.Context) (removal, error) {
 	s := removal{name: "membership", what: "the cluster is not a member of a ClusterSet"}
-	if u.member == nil {
+	members := &v1alpha1.MemberList{}
+	if err := u.cluster.List(ctx, members, client.InNamespace(u.namespace)); err != nil && !isAbsent(err) {
+		return s, fmt.Errorf("list Members: %w", err)
+	}
+	if len(members.Items) == 0 {
 		return s, nil
 	}
-	if u.broker.kubeconfig == "" && u.broker.context == "" {
-		return s, fmt.Errorf("the cluster is member %s of ClusterSet %s: give --broker-kubeconfig, so that it leaves first, and the others learn of it at once",
-			u.member.Spec.ClusterID, u.member.Spec.ClusterSetID)
+	m := members.Items[0].Spec
+	s.what = fmt.Sprintf("cluster %s leaves ClusterSet %s", m.ClusterID, m.ClusterSetID)
+	given := u.broker.kubeconfig != "" || u.broker.context != ""
+	switch {
+	case u.brokerGone && given:
+		return s.refuse("give one of --broker-kubeconfig and --broker-gone"), nil
+	case u.brokerGone:
+		s.what += ", whose broker is gone"
+		s.do = func(ctx context.Context) error {
+			left, err := membership.LeaveLostBroker(ctx, u.cluster, u.namespace)
+			if err != nil {
+				return err
+			}
+			return printLeft(u.cmd, left, "")
+		}
+		return s, nil
+	case !given:
+		return s.refuse("the cluster is member %s of ClusterSet %s: give --broker-kubeconfig, so that it leaves first, and the others learn of it at once; or --broker-gone, if the broker no longer exists",
+			m.ClusterID, m.ClusterSetID), nil
 	}
-	broker, err := u.broker.broker(cmd, u.target)
+	broker, err := u.broker.broker(u.cmd, u.target)
 	if err != nil {
 		return s, err
 	}
-	s.what = fmt.Sprintf("cluster %s leaves ClusterSet %s", u.member.Spec.ClusterID, u.member.Spec.ClusterSetID)
 	s.do = func(ctx context.Context) error {
 		left, err := membership.Leave(ctx, broker, u.cluster, u.namespace)
 		if err != nil {
 			return explainBroker(err, u.broker)
 		}
-		return printLeft(cmd, left, "")
+		return printLeft(u.cmd, left, "")
 	}
 	return s, nil
 }
 
 // dns is the step that removes the server block of dns install.
-func (u *uninstallFlags) dns(cmd *cobra.Command) removal {
+func (u *uninstallation) dns(ctx context.Context) (removal, error) {
 	s := removal{name: "DNS", what: "no Corefile has a server block of Isthmus"}
-	if len(u.configs) == 0 {
-		return s
+	all, err := u.names.configs()
+	if err != nil {
+		return s, err
+	}
+	configs, err := readConfigs(ctx, u.cluster, all)
+	if errors.Is(err, errNoCorefile) {
+		s.what = fmt.Sprintf("there is no ConfigMap %s or %s; if isthmusctl dns install was given another one, give the same --coredns or --node-local-dns", all[0].key, all[1].key)
+		return s, nil
+	}
+	if err != nil {
+		return s, err
 	}
 	var names []string
-	for _, c := range u.configs {
-		names = append(names, "ConfigMap "+c.key.String())
+	for _, c := range configs {
+		if want, err := uninstalling(c); err == nil && want != c.text {
+			names = append(names, "ConfigMap "+c.key.String())
+		}
+	}
+	if len(names) == 0 {
+		return s, nil
 	}
 	s.what = "remove the server block for clusterset.local from " + strings.Join(names, " and ")
 	s.do = func(context.Context) error {
-		f := changeFlags{yes: true}
-		_, err := f.change(cmd, u.collector, u.configs, uninstalling)
+		d := dnsFlags{target: u.target, namespace: u.namespace, names: u.names}
+		_, err := d.uninstall(u.cmd, u.collector, configs, changeFlags{yes: true, wait: true, timeout: u.timeout})
 		return err
 	}
-	return s
+	return s, nil
 }
 
-// cleanup is the step that cleans the kernels of all nodes.
+// cleanup is the step that cleans the kernels of nodes.
 func cleanup(ctx context.Context, c installation.Cleaner, out io.Writer) (removal, error) {
-	s := removal{name: c.Component + "s", what: "not installed"}
+	s := removal{name: c.Component + "s", what: fmt.Sprintf("not installed; what earlier ones left in the kernel of a node, isthmus-%s cleanup removes there", c.Component)}
 	set, err := c.DaemonSet(ctx)
 	if set == nil || err != nil {
 		return s, err
 	}
-	s.what = fmt.Sprintf("stop DaemonSet %s, and remove its programs, maps and devices from the kernel of every node", set.Name)
+	s.what = fmt.Sprintf("stop DaemonSet %s, and remove its programs, maps and devices from the kernel of each of its nodes", set.Name)
 	s.do = func(ctx context.Context) error {
 		n, err := c.Clean(ctx)
 		fmt.Fprintf(out, "%s: %d nodes cleaned\n", s.name, n)
@@ -280,108 +327,23 @@ func cleanup(ctx context.Context, c installation.Cleaner, out io.Writer) (remova
 }
 
 // chart is the step that uninstalls the Helm release.
-func (u *uninstallFlags) chart() removal {
-	if u.installed == nil {
-		return removal{name: "chart", what: fmt.Sprintf("there is no Helm release %s in namespace %s; what kubectl applied, kubectl deletes: kubectl delete -f isthmus.yaml", u.release, u.namespace)}
-	}
-	return removal{name: "chart", what: fmt.Sprintf("uninstall Helm release %s, revision %d", u.release, u.installed.Revision), do: func(context.Context) error {
-		return u.installed.Uninstall(u.timeout)
-	}}
-}
-
-// addresses is the step that abandons addresses in the cloud. Without the flag it refuses if there are any.
-func (u *uninstallFlags) addresses(ctx context.Context) (removal, error) {
-	s := removal{name: "addresses", what: "no Service has an address of the gateways"}
-	var held []client.Object
-	services := &corev1.ServiceList{}
-	if err := u.cluster.List(ctx, services); err != nil {
-		return s, fmt.Errorf("list Services: %w", err)
-	}
-	for i := range services.Items {
-		if o := &services.Items[i]; controllerutil.ContainsFinalizer(o, gatewayservice.Finalizer) {
-			held = append(held, o)
-		}
-	}
-	nodes := &metav1.PartialObjectMetadataList{}
-	nodes.SetGroupVersionKind(gatewayv1alpha1.GroupVersion.WithKind("GatewayNodeList"))
-	if err := u.cluster.List(ctx, nodes); err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
-		return s, fmt.Errorf("list GatewayNodes: %w", err)
-	}
-	for i := range nodes.Items {
-		o := &nodes.Items[i]
-		o.SetGroupVersionKind(gatewayv1alpha1.GroupVersion.WithKind("GatewayNode"))
-		if controllerutil.ContainsFinalizer(o, gatewayv1alpha1.Finalizer) {
-			held = append(held, o)
-		}
-	}
-	if len(held) == 0 {
-		return s, nil
-	}
-	var names []string
-	for _, o := range held {
-		names = append(names, strings.TrimPrefix(o.GetNamespace()+"/"+o.GetName(), "/"))
-	}
-	if !u.abandon {
-		return s, fmt.Errorf("the gateways' controller holds addresses in the cloud for %s: delete these Services and GatewayNodes first, and it releases them; or give --abandon-addresses", strings.Join(names, ", "))
-	}
-	s.what = "leave the addresses of " + strings.Join(names, ", ") + " in the cloud, and let go of these objects"
-	s.do = func(ctx context.Context) error {
-		for _, o := range held {
-			if err := u.letGo(ctx, o); err != nil {
-				return err
+func (u *uninstallation) chart(context.Context) (removal, error) {
+	s := removal{name: "chart", what: fmt.Sprintf("there is no Helm release %s in namespace %s", u.release, u.namespace)}
+	switch {
+	case u.byManifest:
+		s.what += "; what kubectl applied, kubectl deletes afterwards: kubectl delete -f isthmus.yaml"
+	case u.installed != nil:
+		s.what = fmt.Sprintf("uninstall Helm release %s, revision %d", u.release, u.installed.Revision)
+		s.do = func(context.Context) error {
+			kept, err := u.installed.Uninstall(u.timeout)
+			if kept != "" {
+				fmt.Fprintln(u.cmd.ErrOrStderr(), strings.TrimSpace(kept))
 			}
+			return err
 		}
-		return nil
 	}
 	return s, nil
 }
 
-// letGo removes the finalizers of the gateways' controller from an object.
-func (u *uninstallFlags) letGo(ctx context.Context, o client.Object) error {
-	before, ok := o.DeepCopyObject().(client.Object)
-	if !ok {
-		return fmt.Errorf("%T is no object", o)
-	}
-	controllerutil.RemoveFinalizer(o, gatewayservice.Finalizer)
-	controllerutil.RemoveFinalizer(o, gatewayv1alpha1.Finalizer)
-	err := u.cluster.Patch(ctx, o, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("remove the finalizer of %s: %w", o.GetName(), err)
-	}
-	return nil
-}
-
-// deleteDefinitions is the step that deletes the definitions of isthmus.dev.
-func (u *uninstallFlags) deleteDefinitions(ctx context.Context) (removal, error) {
-	s := removal{name: "definitions", what: "stay"}
-	if !u.definitions {
-		return s, nil
-	}
-	configs := &v1alpha1.ClusterSetConfigList{}
-	if err := u.cluster.List(ctx, configs); err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
-		return s, fmt.Errorf("list ClusterSetConfigs: %w", err)
-	}
-	if len(configs.Items) > 0 {
-		return s, fmt.Errorf("--definitions: namespace %s of this cluster is a broker, whose members and settings would be lost; delete that namespace first if its ClusterSet has ended", configs.Items[0].Namespace)
-	}
-	all := &apiextensionsv1.CustomResourceDefinitionList{}
-	if err := u.cluster.List(ctx, all); err != nil {
-		return s, fmt.Errorf("list CustomResourceDefinitions: %w", err)
-	}
-	var ours []client.Object
-	for i := range all.Items {
-		if group := all.Items[i].Spec.Group; group == v1alpha1.GroupVersion.Group || strings.HasSuffix(group, "."+v1alpha1.GroupVersion.Group) {
-			ours = append(ours, &all.Items[i])
-		}
-	}
-	s.what = fmt.Sprintf("delete %d definitions of isthmus.dev and all objects of these kinds", len(ours))
-	s.do = func(ctx context.Context) error {
-		for _, o := range ours {
-			if err := client.IgnoreNotFound(u.cluster.Delete(ctx, o)); err != nil {
-				return fmt.Errorf("delete CustomResourceDefinition %s: %w", o.GetName(), err)
-			}
-		}
-		return nil
-	}
-	return s, nil
-}
+// isAbsent reports whether err means that an object or its kind does not exist.
+func isAbsent(err error) bool { return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) }

@@ -40,7 +40,7 @@ type upgradeFlags struct {
 	release, chart, format     string
 	values                     values.Options
 	plan, apply, plain         bool
-	yes                        bool
+	yes, force                 bool
 	timeout                    time.Duration
 }
 
@@ -50,11 +50,11 @@ func upgradeCommand() *cobra.Command {
 		Use:   "upgrade --chart CHART {--plan | --apply}",
 		Short: "Upgrade Isthmus in a cluster, step by step",
 		Long: `Upgrade Isthmus in a cluster to the version of this isthmusctl, step by step: the broker, definitions and admission policies,
-controllers, agents, gateways. Each step waits until its pods are ready. --plan shows what every step would change, and what is
+controllers, agents, gateways. The last three wait until their pods are ready. --plan shows what every step would change, and what is
 skipped and why. --apply shows it, asks, and does it. Traffic continues: the kernel forwards while an agent is replaced.
 
 Give --broker-kubeconfig for the first member of a ClusterSet; the other members share that broker. Settings, members and invitations stay,
-and so do the values of the Helm release; --set and --values change them.
+and so do the values of the Helm release; --set and --values change them, and KEY=null removes one.
 
 A release works with the minor versions directly before and after it. A chart of the version before goes back in the reverse order, with the
 isthmusctl of that version; the broker and the definitions then stay as they are. After a failure, run the command again to continue, or
@@ -82,7 +82,8 @@ func (u *upgradeFlags) bind(f *pflag.FlagSet) {
 	f.BoolVar(&u.plan, "plan", false, "show what would change, and change nothing")
 	f.BoolVar(&u.apply, "apply", false, "show what changes, ask for confirmation, and upgrade")
 	f.BoolVarP(&u.yes, "yes", "y", false, "do not ask for confirmation")
-	f.DurationVar(&u.timeout, "timeout", 15*time.Minute, "the longest time to wait for the pods of one step")
+	f.BoolVar(&u.force, "force-conflicts", false, "take over fields of the chart's objects that others have changed")
+	f.DurationVar(&u.timeout, "timeout", 10*time.Minute, "the longest time that a step waits without another pod becoming ready")
 	f.StringVarP(&u.format, "output", "o", "text", "format of the plan: text or json")
 }
 
@@ -117,8 +118,8 @@ func (u *upgradeFlags) run(cmd *cobra.Command) error {
 type upgrade struct {
 	Release   string         `json:"release"`
 	Namespace string         `json:"namespace"`
-	Revision  int            `json:"revision,omitempty"` // of the Helm release, before the upgrade
-	From      []string       `json:"from,omitempty"`     // versions that are installed
+	Back      int            `json:"back,omitempty"` // revision of the Helm release to roll back to
+	From      []string       `json:"from,omitempty"` // versions that are installed
 	To        string         `json:"to"`
 	Steps     []*upgradeStep `json:"steps"`
 }
@@ -136,25 +137,34 @@ func (u *upgradeFlags) prepare(cmd *cobra.Command) (*upgrade, error) {
 	if err != nil {
 		return nil, err
 	}
-	patient := u.target
-	patient.timeout = u.timeout + time.Minute // of a watch
-	cfg, _, err := patient.config()
+	cfg, _, err := u.target.config()
 	if err != nil {
 		return nil, err
 	}
 	up := &upgrade{Release: u.release, Namespace: u.namespace, To: version.String()}
-	installed, plan, err := u.planChart(cmd.Context(), up, func() (*installation.Installation, error) {
-		return installation.Open(cfg, u.namespace, u.release)
-	})
+	installed, err := installation.Open(cfg, u.namespace, u.release)
+	switch {
+	case errors.Is(err, installation.ErrNotFound):
+		up.Steps = append(up.Steps, skip("chart", fmt.Sprintf("there is no Helm release %s in namespace %s; if Isthmus was installed from isthmus.yaml, apply that of this version after this command", u.release, u.namespace)))
+	case err != nil:
+		return nil, err
+	default:
+		up.From, up.Back = installed.Versions(), installed.Before(up.To)
+	}
+	if err := checkDistance(up.From, up.To); err != nil {
+		return nil, err
+	}
+	var plan *installation.Plan
+	if installed != nil {
+		if plan, err = u.planChart(cmd.Context(), up, installed); err != nil {
+			return nil, err
+		}
+	}
+	broker, err := u.planBroker(cmd, plan, up.older())
 	if err != nil {
 		return nil, err
 	}
-	back := installed != nil && older(up.To, up.From)
-	broker, err := u.planBroker(cmd, plan, back)
-	if err != nil {
-		return nil, err
-	}
-	definitions, err := planDefinitions(cmd.Context(), member, u.namespace, installed, back)
+	definitions, err := planDefinitions(cmd.Context(), member, u.namespace, plan, up.older())
 	if err != nil {
 		return nil, err
 	}
@@ -166,35 +176,29 @@ func (u *upgradeFlags) prepare(cmd *cobra.Command) (*upgrade, error) {
 	return up, nil
 }
 
-// planChart plans the steps of the chart. Without a chart or a release they are skipped.
-func (u *upgradeFlags) planChart(ctx context.Context, up *upgrade, open func() (*installation.Installation, error)) (*installation.Installation, *installation.Plan, error) {
-	installed, err := open()
-	switch {
-	case errors.Is(err, installation.ErrNotFound):
-		up.Steps = append(up.Steps, skip("chart", fmt.Sprintf("there is no Helm release %s in namespace %s; if Isthmus was installed from isthmus.yaml, apply that of this version after this command", u.release, u.namespace)))
-		return nil, nil, nil
-	case err != nil:
-		return nil, nil, err
-	}
-	up.Revision, up.From = installed.Revision, installed.Versions()
+// older reports whether the upgrade goes back to an older version.
+func (up *upgrade) older() bool { return older(up.To, up.From) }
+
+// planChart plans the steps of the chart. Without a chart they are skipped.
+func (u *upgradeFlags) planChart(ctx context.Context, up *upgrade, installed *installation.Installation) (*installation.Plan, error) {
 	if u.chart == "" {
 		up.Steps = append(up.Steps, skip("chart", "no --chart"))
-		return installed, nil, nil
+		return nil, nil //nolint:nilnil // documented
 	}
 	to, err := loadChart(ctx, u.chart, u.plain)
 	if err != nil {
-		return nil, nil, fmt.Errorf("--chart: %w", err)
+		return nil, fmt.Errorf("--chart: %w", err)
 	}
-	if err := checkUpgrade(up.From, up.To, to); err != nil {
-		return nil, nil, err
+	if err := checkChart(up.To, to); err != nil {
+		return nil, err
 	}
 	changed, err := u.values.MergeValues(getter.Providers{})
 	if err != nil {
-		return nil, nil, fmt.Errorf("--set or --values: %w", err)
+		return nil, fmt.Errorf("--set or --values: %w", err)
 	}
-	plan, err := installed.Plan(ctx, to, changed, older(up.To, up.From))
+	plan, err := installed.Plan(ctx, to, installation.Options{Values: changed, Back: up.older(), Force: u.force})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, s := range plan.Steps {
 		step := &upgradeStep{Step: s}
@@ -208,7 +212,7 @@ func (u *upgradeFlags) planChart(ctx context.Context, up *upgrade, open func() (
 		}
 		up.Steps = append(up.Steps, step)
 	}
-	return installed, plan, nil
+	return plan, nil
 }
 
 // planBroker plans the step of the broker.
@@ -234,17 +238,18 @@ func (u *upgradeFlags) planBroker(cmd *cobra.Command, plan *installation.Plan, b
 	return stepOf(stepBroker, planned), nil
 }
 
-// planDefinitions plans the step of definitions and admission policies in the cluster itself.
-func planDefinitions(ctx context.Context, member client.Client, namespace string, installed *installation.Installation, back bool) (*upgradeStep, error) {
+// planDefinitions plans the step of definitions and admission policies in the cluster itself. plan may be nil.
+func planDefinitions(ctx context.Context, member client.Client, namespace string, plan *installation.Plan, back bool) (*upgradeStep, error) {
 	if back {
 		return skip(stepDefinitions, "programs of the version before work with them"), nil
 	}
 	var more []*apiextensionsv1.CustomResourceDefinition
-	if installed != nil && installed.Has("isthmus-gateway-controller") {
-		gateways, err := gatewaycrds.GatewayNodes()
-		if err != nil {
-			return nil, err
-		}
+	gateways, err := gatewaycrds.GatewayNodes()
+	if err != nil {
+		return nil, err
+	}
+	err = member.Get(ctx, client.ObjectKeyFromObject(gateways), &apiextensionsv1.CustomResourceDefinition{})
+	if err == nil || plan != nil && plan.Has("isthmus-gateway-controller") {
 		more = append(more, gateways)
 	}
 	planned, err := membership.PlanMember(ctx, member, namespace, more...)
@@ -292,7 +297,7 @@ func (up *upgrade) run(ctx context.Context, out io.Writer, timeout time.Duration
 		fmt.Fprintf(out, "%s: done in %s\n", s.Name, time.Since(start).Round(time.Second))
 		done = append(done, s.Name)
 	}
-	fmt.Fprintln(out, "upgraded to "+up.To+"; next: isthmusctl status --wait")
+	fmt.Fprintf(out, "upgraded to %s: %s; next: isthmusctl status --wait\n", up.To, strings.Join(done, ", "))
 	return nil
 }
 
@@ -303,19 +308,19 @@ func (up *upgrade) remedy(done []string) string {
 		before = strings.Join(done, ", ") + " are of " + up.To + " already, which works with the rest"
 	}
 	back := ""
-	if up.Revision > 0 {
-		back = fmt.Sprintf(", or go back: helm rollback %s %d --namespace %s", up.Release, up.Revision, up.Namespace)
+	if up.Back > 0 {
+		back = fmt.Sprintf(", or go back: helm rollback %s %d --namespace %s", up.Release, up.Back, up.Namespace)
 	}
 	return fmt.Sprintf("%s; run the command again to continue%s", before, back)
 }
 
 // writeText prints the plan for people.
 func (up *upgrade) writeText(out io.Writer) error {
-	from := "nothing"
+	from := "no Helm release"
 	if len(up.From) > 0 {
 		from = strings.Join(up.From, " and ")
 	}
-	fmt.Fprintf(out, "Helm release %s in namespace %s, revision %d: %s -> %s\n", up.Release, up.Namespace, up.Revision, from, up.To)
+	fmt.Fprintf(out, "Helm release %s in namespace %s: %s -> %s\n", up.Release, up.Namespace, from, up.To)
 	for _, s := range up.Steps {
 		if s.Skipped != "" {
 			fmt.Fprintf(out, "\n%s: skipped: %s\n", s.Name, s.Skipped)
@@ -331,6 +336,12 @@ func (up *upgrade) writeText(out io.Writer) error {
 		if s.VersionOnly > 0 {
 			fmt.Fprintf(out, "  and %d objects in nothing but the label with the version\n", s.VersionOnly)
 		}
+		for _, name := range s.Stopped {
+			fmt.Fprintf(out, "  %s was stopped by isthmusctl uninstall, and starts again\n", name)
+		}
+		for _, state := range s.Unfinished {
+			fmt.Fprintf(out, "  %s, as an earlier upgrade left it: wait for them\n", state)
+		}
 		for _, name := range s.ByHand {
 			fmt.Fprintf(out, "  %s has the updateStrategy OnDelete: delete its pods yourself, this command does not wait for them\n", name)
 		}
@@ -339,14 +350,19 @@ func (up *upgrade) writeText(out io.Writer) error {
 	return err
 }
 
-// checkUpgrade refuses a chart that is not of this isthmusctl's version, or too far from what is installed.
-func checkUpgrade(from []string, to string, c *chart.Chart) error {
+// checkChart refuses a chart that is not of this isthmusctl's version.
+func checkChart(to string, c *chart.Chart) error {
 	if c.Name() != "isthmus" {
 		return fmt.Errorf("--chart: it is %s, not the chart of Isthmus", c.Name())
 	}
 	if c.AppVersion() != to {
 		return fmt.Errorf("--chart: it is of version %s, and this isthmusctl of %s, with the definitions and policies of that version; use both of one version", c.AppVersion(), to)
 	}
+	return nil
+}
+
+// checkDistance refuses a version that is too far from what is installed.
+func checkDistance(from []string, to string) error {
 	for _, have := range from {
 		if far, ok := farApart(have, to); ok && far {
 			return fmt.Errorf("%s is installed, which is more than one minor version from %s: upgrade by one minor version at a time", have, to)

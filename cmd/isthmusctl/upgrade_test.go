@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -31,7 +32,7 @@ func TestCheckUpgrade(t *testing.T) {
 		"a chart of another day": {"v0.1.0", "v0.2.0", "v0.2.1", "isthmus", "it is of version v0.2.1, and this isthmusctl of v0.2.0"},
 	} {
 		c := &chart.Chart{Metadata: &chart.Metadata{Name: tt.title, AppVersion: tt.chart}}
-		err := checkUpgrade(strings.Fields(tt.from), tt.to, c)
+		err := cmp.Or(checkDistance(strings.Fields(tt.from), tt.to), checkChart(tt.to, c))
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
 		}
@@ -58,7 +59,7 @@ func TestUpgradeText(t *testing.T) {
 	agents.Changes = []installation.ObjectChange{{Object: "DaemonSet isthmus-agent", Change: installation.Changed, Images: [][]string{{"isthmus/agent:v0.1.0"}, {"isthmus/agent:v0.2.0"}}}}
 	agents.VersionOnly, agents.ByHand = 3, []string{"DaemonSet isthmus-agent"}
 	up := &upgrade{
-		Release: "isthmus", Namespace: "isthmus-system", Revision: 4, From: []string{"v0.1.0"}, To: "v0.2.0",
+		Release: "isthmus", Namespace: "isthmus-system", Back: 4, From: []string{"v0.1.0"}, To: "v0.2.0",
 		Steps: []*upgradeStep{skip("broker", "no --broker-kubeconfig"), step("controllers", nil), agents, step("gateways", nil)},
 	}
 	var out bytes.Buffer
@@ -66,7 +67,7 @@ func TestUpgradeText(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"Helm release isthmus in namespace isthmus-system, revision 4: v0.1.0 -> v0.2.0\n", "broker: skipped: no --broker-kubeconfig\n",
+		"Helm release isthmus in namespace isthmus-system: v0.1.0 -> v0.2.0\n", "broker: skipped: no --broker-kubeconfig\n",
 		"  changed DaemonSet isthmus-agent\n    isthmus/agent:v0.1.0 -> isthmus/agent:v0.2.0\n  and 3 objects", "delete its pods yourself",
 	} {
 		if !strings.Contains(out.String(), want) {

@@ -69,20 +69,29 @@ func accountObjects(namespace, id string, former ...string) []client.Object {
 // grantRights writes the account of member id with its rights, and the Secret for its tokens. It restores what is missing, and
 // needs the rights of an administrator.
 func grantRights(ctx context.Context, broker client.Client, namespace, id, credential string) error {
-	former, err := formerTokens(ctx, broker, namespace, id)
+	rights, err := rightsOf(ctx, broker, namespace, id, credential)
 	if err != nil {
 		return err
 	}
-	names := make([]string, 0, len(former))
-	for _, s := range former {
-		names = append(names, s.Name)
-	}
-	for _, obj := range append(accountObjects(namespace, id, names...), credentialSecret(namespace, credential, id)) {
+	for _, obj := range rights {
 		if err := admin.Apply(ctx, broker, obj); err != nil {
 			return fmt.Errorf("on the broker: %w", err)
 		}
 	}
 	return nil
+}
+
+// rightsOf returns the objects of grantRights.
+func rightsOf(ctx context.Context, broker client.Client, namespace, id, credential string) ([]client.Object, error) {
+	former, err := formerTokens(ctx, broker, namespace, id)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, 0, len(former))
+	for _, s := range former {
+		names = append(names, s.Name)
+	}
+	return append(accountObjects(namespace, id, names...), credentialSecret(namespace, credential, id)), nil
 }
 
 // createAccount is grantRights for a new member, with the rights of a broker-info file: it creates objects and changes none. An

@@ -80,6 +80,27 @@ func Leave(ctx context.Context, broker, member client.Client, namespace string) 
 	return left, nil
 }
 
+// LeaveLostBroker does the part of Leave in the cluster itself, whose broker no longer exists. It does not ask the broker whether that is
+// true. If it exists, the other members keep the cluster's exports until ForceLeave.
+func LeaveLostBroker(ctx context.Context, member client.Client, namespace string) (Left, error) {
+	copied, err := ownMember(ctx, member, namespace)
+	if err != nil {
+		return Left{}, err
+	}
+	m := managedMember{id: copied.Name, clusterSet: copied.Spec.ClusterSetID, copied: copied}
+	left := Left{ClusterID: m.id, ClusterSetID: m.clusterSet}
+	if copied.Spec.LeftAt == nil {
+		copied.Spec.LeftAt = new(metav1.Now())
+		if err := applyMember(ctx, member, copied); err != nil {
+			return left, err
+		}
+	}
+	if err := stopController(ctx, member, namespace); err != nil {
+		return left, err
+	}
+	return left, clearMember(ctx, member, namespace, m, &left)
+}
+
 // ForceLeave ends the membership of cluster id on the broker as Leave does, without access to the cluster, which no longer
 // exists. If the cluster comes back, its controller has no rights. An unknown id is ErrNoMember.
 func ForceLeave(ctx context.Context, broker client.Client, namespace, id string) (Left, error) {

@@ -238,18 +238,26 @@ func (l LighthouseBridge) objects() []client.Object {
 
 // grant lets the bridge act for all clusters that it represents.
 func (l LighthouseBridge) grant(ctx context.Context, broker client.Client) error {
-	accounts, err := bridged(ctx, broker, l.Namespace)
+	role, err := l.rights(ctx, broker)
 	if err != nil {
 		return err
+	}
+	return admin.Apply(ctx, broker, role)
+}
+
+// rights returns the Role of grant.
+func (l LighthouseBridge) rights(ctx context.Context, broker client.Client) (client.Object, error) {
+	accounts, err := bridged(ctx, broker, l.Namespace)
+	if err != nil {
+		return nil, err
 	}
 	for i, id := range accounts {
 		accounts[i] = v1alpha1.MemberAccount(id)
 	}
-	role := &rbacv1.Role{
+	return &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: v1alpha1.LighthouseBridge, Labels: admin.Ours()},
 		Rules:      access.BridgeRules(accounts),
-	}
-	return admin.Apply(ctx, broker, role)
+	}, nil
 }
 
 // bridged returns the clusters that the bridge represents.

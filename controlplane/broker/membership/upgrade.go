@@ -10,6 +10,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/version"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
@@ -58,50 +59,78 @@ func PlanMember(ctx context.Context, member client.Client, namespace string, def
 	return u, err
 }
 
-// PlanBroker plans the upgrade of a broker. Its settings, members and files for joining stay. image is the new one of
-// isthmus-controller: controllers that run on the broker get its tag and digest. It writes nothing, and returns ErrNoBroker where there is
-// no broker.
+// PlanBroker plans the upgrade of a broker. Its settings, members and valid files for joining stay. image is the new one of
+// isthmus-controller: controllers that run on the broker get its tag and digest, unless theirs is newer. It writes nothing, and returns
+// ErrNoBroker where there is no broker.
 func PlanBroker(ctx context.Context, broker client.Client, namespace, image string) (Upgrade, error) {
-	if _, err := readConfig(ctx, broker, namespace); err != nil {
+	config, err := readConfig(ctx, broker, namespace)
+	if err != nil {
 		return Upgrade{}, err
 	}
-	b := Broker{Namespace: namespace}
 	definitions, err := admin.PlanDefinitions(ctx, broker)
 	if err != nil {
 		return Upgrade{}, err
 	}
+	b := Broker{Namespace: namespace}
 	protection, err := b.protection()
 	if err != nil {
 		return Upgrade{}, err
-	}
-	var own []client.Object
-	role := joinRole(namespace)
-	switch err := broker.Get(ctx, client.ObjectKeyFromObject(role), &rbacv1.Role{}); {
-	case err == nil:
-		own = append(own, role)
-	case !apierrors.IsNotFound(err):
-		return Upgrade{}, fmt.Errorf("read Role %s: %w", client.ObjectKeyFromObject(role), err)
 	}
 	quota, err := runningOn(ctx, broker, namespace, v1alpha1.QuotaController)
 	if err != nil {
 		return Upgrade{}, err
 	}
 	b.QuotaController = quota.imageLike(image)
-	bridge, err := runningOn(ctx, broker, namespace, v1alpha1.LighthouseBridge)
+	own := quota.keepReplicas(b.quotaObjects())
+	optional, err := b.optional(ctx, broker, image)
 	if err != nil {
 		return Upgrade{}, err
 	}
-	if there, ok := bridge.flag("--lighthouse-bridge"); ok {
-		own = append(own, LighthouseBridge{Namespace: namespace, Lighthouse: there, Image: bridge.imageLike(image)}.objects()...)
+	own = append(own, optional...)
+	for _, m := range config.Spec.Members {
+		if m.Credential == "" { // deploy gives it one
+			continue
+		}
+		rights, err := rightsOf(ctx, broker, namespace, m.ClusterID, m.Credential)
+		if err != nil {
+			return Upgrade{}, err
+		}
+		own = append(own, rights...)
 	}
 	u := Upgrade{apply: func(ctx context.Context) error {
-		if _, err := b.deploy(ctx, broker); err != nil {
+		settled := b
+		settled.QuotaController = "" // it is among own, with its replicas
+		if _, err := settled.deploy(ctx, broker); err != nil {
 			return err
 		}
 		return applyAll(ctx, broker, own)
 	}}
-	u.Objects, err = trial(ctx, broker, slices.Concat(definitions.Objects(), protection, b.quotaObjects(), own))
+	u.Objects, err = trial(ctx, broker, slices.Concat(definitions.Objects(), protection, own))
 	return u, err
+}
+
+// optional returns the objects that only some brokers have, if this one has them: the rights of files that admit any cluster, and the
+// bridge to Lighthouse.
+func (b Broker) optional(ctx context.Context, broker client.Client, image string) ([]client.Object, error) {
+	var own []client.Object
+	role := joinRole(b.Namespace)
+	switch err := broker.Get(ctx, client.ObjectKeyFromObject(role), &rbacv1.Role{}); {
+	case err == nil:
+		own = append(own, role)
+	case !apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("read Role %s: %w", client.ObjectKeyFromObject(role), err)
+	}
+	bridge, err := runningOn(ctx, broker, b.Namespace, v1alpha1.LighthouseBridge)
+	if err != nil {
+		return nil, err
+	}
+	there, ok := bridge.flag("--lighthouse-bridge")
+	if !ok {
+		return own, nil
+	}
+	l := LighthouseBridge{Namespace: b.Namespace, Lighthouse: there, Image: bridge.imageLike(image)}
+	rights, err := l.rights(ctx, broker)
+	return slices.Concat(own, bridge.keepReplicas(l.objects()), []client.Object{rights}), err
 }
 
 // applyAll writes objects.
@@ -154,9 +183,24 @@ func (d deployment) imageLike(image string) string {
 	if image == "" {
 		return have
 	}
-	repository, _ := cutTag(have)
+	repository, old := cutTag(have)
 	_, tag := cutTag(image)
+	there, err1 := version.ParseSemantic(withoutDigest(old))
+	now, err2 := version.ParseSemantic(withoutDigest(tag))
+	if err1 == nil && err2 == nil && there.GreaterThan(now) { // another member was upgraded further
+		return have
+	}
 	return repository + tag
+}
+
+// keepReplicas gives the Deployment among objects the replicas that it has.
+func (d deployment) keepReplicas(objects []client.Object) []client.Object {
+	for _, o := range objects {
+		if want, ok := o.(*appsv1.Deployment); ok && d.Deployment != nil {
+			want.Spec.Replicas = d.Spec.Replicas
+		}
+	}
+	return objects
 }
 
 // flag returns the value of a flag of the Deployment's program.
@@ -172,6 +216,12 @@ func (d deployment) flag(name string) (value string, ok bool) {
 		}
 	}
 	return "", false
+}
+
+// withoutDigest returns the tag alone, of a tag and digest with their separators.
+func withoutDigest(tag string) string {
+	name, _, _ := strings.Cut(tag, "@")
+	return strings.TrimPrefix(name, ":")
 }
 
 // cutTag splits an image's name into the repository, and the tag and digest with their separators.

@@ -30,6 +30,14 @@ func TestUpgradeBroker(t *testing.T) {
 		}
 		return u
 	}
+	scaled := &appsv1.Deployment{}
+	if err := asAdmin.Get(t.Context(), client.ObjectKey{Namespace: "older", Name: v1alpha1.QuotaController}, scaled); err != nil {
+		t.Fatal(err)
+	}
+	scaled.Spec.Replicas = new(int32(1))
+	if err := asAdmin.Update(t.Context(), scaled); err != nil {
+		t.Fatal(err)
+	}
 	role := &rbacv1.Role{}
 	if err := asAdmin.Get(t.Context(), client.ObjectKey{Namespace: "older", Name: memberRole}, role); err != nil {
 		t.Fatal(err)
@@ -53,12 +61,18 @@ func TestUpgradeBroker(t *testing.T) {
 	if u := plan(); len(u.Objects) > 0 {
 		t.Errorf("after the upgrade the plan has %v", u.Objects)
 	}
+	if u, err := PlanBroker(t.Context(), asAdmin, "older", "isthmus/controller:v0.1.9"); err != nil || len(u.Objects) > 0 {
+		t.Errorf("a member of an older version: %v, %v", u.Objects, err)
+	}
 	d := &appsv1.Deployment{}
 	if err := asAdmin.Get(t.Context(), client.ObjectKey{Namespace: "older", Name: v1alpha1.QuotaController}, d); err != nil {
 		t.Fatal(err)
 	}
 	if image := d.Spec.Template.Spec.Containers[0].Image; image != "registry.example.org/team/isthmus/controller:v0.2.0@sha256:1234" {
 		t.Errorf("the quota controller's image is %s", image)
+	}
+	if n := *d.Spec.Replicas; n != 1 {
+		t.Errorf("it has %d replicas, and somebody chose 1", n)
 	}
 	after, err := readConfig(t.Context(), asAdmin, "older")
 	if err != nil {
@@ -96,6 +110,17 @@ func TestUpgradeMember(t *testing.T) {
 	u, err := PlanMember(t.Context(), member, r.Namespace)
 	if err != nil || len(u.Objects) > 0 {
 		t.Errorf("just after it joined: %v, %v", u.Objects, err)
+	}
+	if u, err := PlanBroker(t.Context(), asAdmin, "upgraded", ""); err != nil || len(u.Objects) > 0 {
+		t.Errorf("its broker: %v, %v", u.Objects, err)
+	}
+	tokens := &rbacv1.Role{}
+	tokens.Namespace, tokens.Name = "upgraded", v1alpha1.MemberTokens("east")
+	if err := asAdmin.Delete(t.Context(), tokens); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := PlanBroker(t.Context(), asAdmin, "upgraded", ""); err != nil || !slices.Equal(u.Objects, []PlannedObject{{"Role upgraded/" + tokens.Name, "created"}}) {
+		t.Errorf("without the member's right to its tokens: %v, %v", u.Objects, err)
 	}
 	policy, _ := propertyPolicies()
 	if err := member.Delete(t.Context(), policy); err != nil {

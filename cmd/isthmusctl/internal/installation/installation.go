@@ -1,67 +1,123 @@
 package installation
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"helm.sh/helm/v4/pkg/action"
 	"helm.sh/helm/v4/pkg/kube"
 	"helm.sh/helm/v4/pkg/release"
+	"helm.sh/helm/v4/pkg/release/common"
 	releasev1 "helm.sh/helm/v4/pkg/release/v1"
 	"helm.sh/helm/v4/pkg/storage/driver"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
 
-// ErrNotFound means that there is no Helm release of this name in the namespace.
-var ErrNotFound = errors.New("no such Helm release")
+// Errors of Open.
+var (
+	// ErrNotFound means that there is no Helm release of this name in the namespace.
+	ErrNotFound = errors.New("no such Helm release")
+	// ErrOther means that the Helm release is of another chart.
+	ErrOther = errors.New("it is not a release of Isthmus")
+)
+
+// fieldManager is that of the program helm, which has applied the objects before and will again. Another one would be in conflict with it.
+const fieldManager = "helm"
+
+// chartName is the name of the chart.
+const chartName = "isthmus"
 
 // Installation is a Helm release of the chart.
 type Installation struct {
 	Name, Namespace string
-	Revision        int
-	config          *action.Configuration
-	objects         []object // of the revision that is deployed
+	// Revision is the newest one.
+	Revision int
+	// Pending says why no command may change the release now, or is empty.
+	Pending string
+	config  *action.Configuration
+	said    *bytes.Buffer // warnings of Helm
+	cluster kubernetes.Interface
+	objects []object // of the newest revision that worked
+	history []*releasev1.Release
 }
 
-// Open reads the newest revision of a Helm release. It returns ErrNotFound if there is none, and an error that names the fix if an
-// earlier command left the release in the middle of an operation.
+// Open reads a Helm release. Its driver is that of $HELM_DRIVER. It returns ErrNotFound if there is none, and ErrOther if it is of
+// another chart.
 func Open(cfg *rest.Config, namespace, name string) (*Installation, error) {
-	config, err := configuration(cfg, namespace)
-	if err != nil {
+	i := &Installation{Name: name, Namespace: namespace, said: &bytes.Buffer{}}
+	var err error
+	if i.config, err = configuration(cfg, namespace, i.said); err != nil {
 		return nil, err
 	}
-	i := &Installation{Name: name, Namespace: namespace, config: config}
-	last, err := i.config.Releases.Last(name)
-	if errors.Is(err, driver.ErrReleaseNotFound) {
-		return nil, fmt.Errorf("%w: %s in namespace %s", ErrNotFound, name, namespace)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read Helm release %s in namespace %s: %w", name, namespace, err)
-	}
-	r, err := v1(last)
-	if err != nil {
+	if i.cluster, err = kubernetes.NewForConfig(cfg); err != nil {
 		return nil, err
 	}
-	if r.Info.Status.IsPending() {
-		return nil, fmt.Errorf("revision %d of Helm release %s is in state %q: another command works on it, or was interrupted; in the latter case run: helm rollback %s --namespace %s",
-			r.Version, name, r.Info.Status, name, namespace)
+	if err := i.readHistory(); err != nil {
+		return nil, err
 	}
-	i.Revision = r.Version
-	i.objects, err = split(r.Manifest)
+	last := i.history[0]
+	if last.Chart.Name() != chartName {
+		return nil, fmt.Errorf("%w: %s in namespace %s is of chart %s; name another one with --release", ErrOther, name, namespace, last.Chart.Name())
+	}
+	i.Revision, i.Pending = last.Version, pending(last)
+	base := last
+	if at := slices.IndexFunc(i.history, worked); at >= 0 {
+		base = i.history[at]
+	}
+	i.objects, err = split(base.Manifest)
 	return i, err
 }
 
-// configuration returns Helm's configuration for the cluster of cfg.
-func configuration(cfg *rest.Config, namespace string) (*action.Configuration, error) {
-	flags := genericclioptions.NewConfigFlags(false)
-	flags.Namespace = &namespace
-	flags.WrapConfigFn = func(*rest.Config) *rest.Config { return rest.CopyConfig(cfg) }
-	c := action.NewConfiguration(action.ConfigurationSetLogger(slog.DiscardHandler))
-	return c, c.Init(flags, namespace, "")
+// readHistory reads all revisions, the newest first.
+func (i *Installation) readHistory() error {
+	all, err := i.config.Releases.History(i.Name)
+	if errors.Is(err, driver.ErrReleaseNotFound) || err == nil && len(all) == 0 {
+		return fmt.Errorf("%w: %s in namespace %s", ErrNotFound, i.Name, i.Namespace)
+	}
+	if err != nil {
+		return fmt.Errorf("read Helm release %s in namespace %s: %w", i.Name, i.Namespace, err)
+	}
+	for _, r := range all {
+		have, err := v1(r)
+		if err != nil {
+			return err
+		}
+		i.history = append(i.history, have)
+	}
+	slices.SortFunc(i.history, func(a, b *releasev1.Release) int { return b.Version - a.Version })
+	return nil
+}
+
+// worked reports whether a revision was installed without an error.
+func worked(r *releasev1.Release) bool {
+	return r.Info.Status == common.StatusDeployed || r.Info.Status == common.StatusSuperseded
+}
+
+// pending says why a release is in the middle of an operation, or returns "".
+func pending(r *releasev1.Release) string {
+	if !r.Info.Status.IsPending() {
+		return ""
+	}
+	fix := fmt.Sprintf("helm rollback %s --namespace %s", r.Name, r.Namespace)
+	if r.Info.Status == common.StatusPendingInstall {
+		fix = fmt.Sprintf("helm uninstall %s --namespace %s, and install it again", r.Name, r.Namespace)
+	}
+	return fmt.Sprintf("revision %d of Helm release %s is in state %q: another command works on it, or was interrupted; in the latter case run %s", r.Version, r.Name, r.Info.Status, fix)
+}
+
+// configuration returns Helm's configuration for the cluster of cfg. Helm's warnings go to said.
+func configuration(cfg *rest.Config, namespace string, said *bytes.Buffer) (*action.Configuration, error) {
+	log := slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelWarn})
+	kube.ManagedFieldsManager = fieldManager
+	c := action.NewConfiguration(action.ConfigurationSetLogger(log))
+	return c, c.Init(newGetter(cfg, namespace), namespace, os.Getenv("HELM_DRIVER"))
 }
 
 // v1 returns a release in the format of Helm 3 and 4.
@@ -85,18 +141,25 @@ func (i *Installation) Versions() []string {
 	return all
 }
 
-// Has reports whether a component is installed, by its label app.kubernetes.io/name.
-func (i *Installation) Has(component string) bool {
-	return slices.ContainsFunc(i.objects, func(o object) bool { return o.GetLabels()[labelName] == component })
+// Before returns the newest revision that worked and is of another version, for `helm rollback`, or 0.
+func (i *Installation) Before(version string) int {
+	for _, r := range i.history {
+		if worked(r) && r.Chart.AppVersion() != version {
+			return r.Version
+		}
+	}
+	return 0
 }
 
-// Uninstall removes the release, but objects that it is told to keep, and waits at most timeout until the pods are gone.
-func (i *Installation) Uninstall(timeout time.Duration) error {
+// Uninstall removes the release, but objects that it is told to keep, and waits at most timeout until the pods are gone. kept is Helm's
+// text about what it left.
+func (i *Installation) Uninstall(timeout time.Duration) (kept string, err error) {
 	u := action.NewUninstall(i.config)
 	u.WaitStrategy, u.Timeout = kube.StatusWatcherStrategy, timeout
 	u.DeletionPropagation = "foreground"
-	if _, err := u.Run(i.Name); err != nil {
-		return fmt.Errorf("uninstall Helm release %s: %w", i.Name, err)
+	result, err := u.Run(i.Name)
+	if err != nil {
+		return "", fmt.Errorf("uninstall Helm release %s: %w %s", i.Name, err, strings.TrimSpace(i.said.String()))
 	}
-	return nil
+	return result.Info, nil
 }

@@ -1,6 +1,7 @@
 package installation
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"helm.sh/helm/v4/pkg/action"
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/kube"
 	"helm.sh/helm/v4/pkg/release/common"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -60,13 +62,13 @@ func installed(t *testing.T, namespace string, values map[string]any) (kubernete
 		return i
 	}
 	i := action.NewInstall(helm(t, namespace))
-	i.ReleaseName, i.Namespace, i.WaitStrategy = "isthmus", namespace, hooksOnly
+	i.ReleaseName, i.Namespace, i.WaitStrategy = "isthmus", namespace, kube.HookOnlyStrategy
 	if _, err := i.RunWithContext(t.Context(), version(t, "v0.1.0"), values); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		u := action.NewUninstall(helm(t, namespace))
-		u.WaitStrategy, u.DeletionPropagation = hooksOnly, "background" // there is no garbage collector
+		u.WaitStrategy, u.DeletionPropagation = kube.HookOnlyStrategy, "background" // there is no garbage collector
 		if _, err := u.Run("isthmus"); err != nil {
 			t.Error(err)
 		}
@@ -78,7 +80,7 @@ func installed(t *testing.T, namespace string, values map[string]any) (kubernete
 // helm returns a configuration of Helm for a namespace.
 func helm(t *testing.T, namespace string) *action.Configuration {
 	t.Helper()
-	c, err := configuration(server.Config(t), namespace)
+	c, err := configuration(server.Config(t), namespace, &bytes.Buffer{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +163,7 @@ func TestUpgrade(t *testing.T) {
 		t.Helper()
 		i := open()
 		from := i.Versions()[0]
-		p, err := i.Plan(t.Context(), version(t, to), nil, back)
+		p, err := i.Plan(t.Context(), version(t, to), Options{Back: back})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +189,7 @@ func TestUpgrade(t *testing.T) {
 				t.Errorf("the step %s touched the agents", s.Name)
 			}
 		}
-		if p, err = open().Plan(t.Context(), version(t, to), nil, back); err != nil {
+		if p, err = open().Plan(t.Context(), version(t, to), Options{Back: back}); err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range p.Steps {
@@ -201,6 +203,11 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("the upgrade changed agent.maxUnavailable to %d", n)
 	}
 	way("v0.1.0", true, Gateways, Agents, Controllers)
+	for _, f := range agents().ManagedFields {
+		if f.Operation == metav1.ManagedFieldsOperationApply && f.Manager != "helm" {
+			t.Errorf("the field manager is %s, and the program helm would be in conflict with it", f.Manager)
+		}
+	}
 	if r := open().Revision; r != 7 {
 		t.Errorf("revision %d after an installation and six steps", r)
 	}
@@ -209,7 +216,7 @@ func TestUpgrade(t *testing.T) {
 // A step that fails leaves what was there, and the same plan made anew continues.
 func TestInterruptedUpgrade(t *testing.T) {
 	cluster, open := installed(t, "interrupted", nil)
-	p, err := open().Plan(t.Context(), version(t, "v0.2.0"), nil, false)
+	p, err := open().Plan(t.Context(), version(t, "v0.2.0"), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +227,7 @@ func TestInterruptedUpgrade(t *testing.T) {
 	if have := i.Versions(); !slices.Equal(have, []string{"v0.1.0", "v0.2.0"}) {
 		t.Errorf("versions %v", have)
 	}
-	if p, err = i.Plan(t.Context(), version(t, "v0.2.0"), map[string]any{"agent": map[string]any{"updateStrategy": map[string]any{"type": "OnDelete"}}}, false); err != nil {
+	if p, err = i.Plan(t.Context(), version(t, "v0.2.0"), Options{Values: map[string]any{"agent": map[string]any{"updateStrategy": map[string]any{"type": "OnDelete"}}}}); err != nil {
 		t.Fatal(err)
 	}
 	if s := p.Steps[0]; !s.Empty() {
@@ -239,7 +246,29 @@ func TestInterruptedUpgrade(t *testing.T) {
 		t.Errorf("the agents are of %s", have)
 	}
 	// Helm was killed in the middle of a revision.
-	c := helm(t, "interrupted")
+	setStatus(t, "interrupted", common.StatusPendingUpgrade)
+	if _, err := open().Plan(t.Context(), version(t, "v0.2.0"), Options{}); err == nil || !strings.Contains(err.Error(), "helm rollback isthmus") {
+		t.Errorf("with a pending revision: %v", err)
+	}
+	// A step that failed is not done: what is installed is the revision before.
+	setStatus(t, "interrupted", common.StatusFailed)
+	i = open()
+	if p, err = i.Plan(t.Context(), version(t, "v0.2.0"), Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if s := p.Steps[1]; !s.writes() {
+		t.Errorf("the step %s failed, and the plan has nothing to do", s.Name)
+	}
+	if r := i.Before("v0.2.0"); r != 1 {
+		t.Errorf("back to revision %d, want that of v0.1.0", r)
+	}
+	setStatus(t, "interrupted", common.StatusDeployed)
+}
+
+// setStatus changes the state of the newest revision.
+func setStatus(t *testing.T, namespace string, status common.Status) {
+	t.Helper()
+	c := helm(t, namespace)
 	last, err := c.Releases.Last("isthmus")
 	if err != nil {
 		t.Fatal(err)
@@ -248,23 +277,101 @@ func TestInterruptedUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Info.Status = common.StatusPendingUpgrade
+	r.Info.Status = status
 	if err := c.Releases.Update(r); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(server.Config(t), "interrupted", "isthmus"); err == nil || !strings.Contains(err.Error(), "helm rollback isthmus") {
-		t.Errorf("with a pending revision: %v", err)
+}
+
+// Values of the release that pin the images of another version are refused, unless they are given anew; null removes one for good.
+func TestPinnedImages(t *testing.T) {
+	cluster, open := installed(t, "pinned", map[string]any{"image": map[string]any{"tag": "v0.1.0"}, "agent": map[string]any{"maxUnavailable": int64(3)}})
+	plan := func(values map[string]any) (*Plan, error) {
+		return open().Plan(t.Context(), version(t, "v0.2.0"), Options{Values: values})
 	}
-	r.Info.Status = common.StatusDeployed
+	if _, err := plan(nil); err == nil || !strings.Contains(err.Error(), "image.tag is v0.1.0") || !strings.Contains(err.Error(), "--set image.tag=null") {
+		t.Errorf("with a pin: %v", err)
+	}
+	if _, err := plan(map[string]any{"image": map[string]any{"tag": "mine"}}); err != nil {
+		t.Error(err)
+	}
+	p, err := plan(map[string]any{"image": map[string]any{"tag": nil}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range p.Steps {
+		if err := p.Apply(t.Context(), s.Name, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if have := images(t, cluster, "pinned"); have["isthmus-agent"] != "v0.2.0" || have["isthmus-controller"] != "v0.2.0" {
+		t.Errorf("images %v", have)
+	}
+	if _, err := plan(nil); err != nil {
+		t.Errorf("the pin is back: %v", err)
+	}
+}
+
+// Pods that are not there yet are waited for, also by a later run, and a stopped DaemonSet starts again.
+func TestUnfinished(t *testing.T) {
+	cluster, open := installed(t, "unfinished", nil)
+	if _, err := selectNowhere(t.Context(), cluster, "unfinished", "isthmus-agent", true); err != nil {
+		t.Fatal(err)
+	}
+	i := open()
+	p, err := i.Plan(t.Context(), version(t, "v0.1.0"), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := p.Steps[1]; s.writes() || !slices.Equal(s.Stopped, []string{"DaemonSet isthmus-agent"}) {
+		t.Errorf("a stopped DaemonSet: %+v", s)
+	}
+	if err := p.Apply(t.Context(), Agents, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	d, err := cluster.AppsV1().DaemonSets("unfinished").Get(t.Context(), "isthmus-agent", metav1.GetOptions{})
+	if err != nil || d.Spec.Template.Spec.NodeSelector[nowhere] != "" {
+		t.Errorf("it does not start again: %v, %v", d.Spec.Template.Spec.NodeSelector, err)
+	}
+	for _, tc := range []struct {
+		r        rollout
+		notReady int32
+		want     bool
+	}{
+		{rollout{done: 3, want: 3, seen: true}, 0, true}, {rollout{done: 2, want: 3, seen: true}, 0, false},
+		{rollout{done: 2, want: 3, seen: true}, 1, true}, {rollout{done: 3, want: 3}, 0, false},
+	} {
+		if have := tc.r.finished(tc.notReady); have != tc.want {
+			t.Errorf("%+v with %d nodes that are not ready: %t", tc.r, tc.notReady, have)
+		}
+	}
+}
+
+// A release of another chart is not touched.
+func TestOtherChart(t *testing.T) {
+	_, _ = installed(t, "other", nil)
+	c := helm(t, "other")
+	last, err := c.Releases.Last("isthmus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := v1(last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Chart.Metadata.Name = "grafana"
 	if err := c.Releases.Update(r); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := Open(server.Config(t), "other", "isthmus"); !errors.Is(err, ErrOther) || !strings.Contains(err.Error(), "grafana") {
+		t.Errorf("a release of grafana: %v", err)
 	}
 }
 
 // A value that the chart does not know any more is named, and nothing is written.
 func TestUnknownValue(t *testing.T) {
 	_, open := installed(t, "values", nil)
-	if _, err := open().Plan(t.Context(), version(t, "v0.2.0"), map[string]any{"agent": map[string]any{"gone": true}}, false); err == nil || !strings.Contains(err.Error(), "gone") {
+	if _, err := open().Plan(t.Context(), version(t, "v0.2.0"), Options{Values: map[string]any{"agent": map[string]any{"gone": true}}}); err == nil || !strings.Contains(err.Error(), "gone") {
 		t.Errorf("an unknown value: %v", err)
 	}
 	if r := open().Revision; r != 1 {

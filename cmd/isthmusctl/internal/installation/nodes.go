@@ -12,21 +12,24 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 )
 
 const (
-	// nowhere is a label that no node has.
-	nowhere = "isthmus.dev/uninstalled"
 	// cleaning is the label of the pods that clean nodes.
 	cleaning = "isthmus.dev/cleanup"
 	// atOnce bounds the pods that clean nodes at the same time.
 	atOnce = 50
-	// poll is the interval of questions to the API server.
-	poll = time.Second
+	// bpffs is the init container that mounts the file system of the pins, without which nothing can be unpinned.
+	bpffs = "mount-bpffs"
 )
+
+// NodesError names the nodes that were not cleaned, one error each.
+type NodesError struct{ Nodes []error }
+
+// Error lists the nodes.
+func (e *NodesError) Error() string { return errors.Join(e.Nodes...).Error() }
 
 // Cleaner removes what a DaemonSet of the chart keeps in the kernels of nodes: programs, maps, devices, rules. They outlive the pods on
 // purpose, so uninstalling the chart alone leaves them.
@@ -37,32 +40,47 @@ type Cleaner struct {
 	Timeout   time.Duration // of each wait
 }
 
-// Clean stops the pods of the DaemonSet, runs the subcommand cleanup on every Linux node, and returns the number of cleaned nodes. The
-// DaemonSet stays, without pods, so that an interrupted call can be repeated. Without a DaemonSet it does nothing. The error names each node
-// that was not cleaned.
+// Clean stops the pods of the DaemonSet, runs the subcommand cleanup on every node that it selects, and returns the number of cleaned
+// nodes. The DaemonSet stays, without pods, so that an interrupted call can be repeated. Without a DaemonSet it does nothing. It returns a
+// *NodesError if some nodes were not cleaned, after all others.
 func (c Cleaner) Clean(ctx context.Context) (nodes int, err error) {
-	set, err := c.stop(ctx)
+	set, err := c.DaemonSet(ctx)
 	if set == nil || err != nil {
 		return 0, err
 	}
-	all, err := c.Cluster.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: corev1.LabelOSStable + "=linux"})
+	selected := map[string]string{}
+	for k, v := range set.Spec.Template.Spec.NodeSelector {
+		if k != nowhere {
+			selected[k] = v
+		}
+	}
+	all, err := c.Cluster.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: labels.FormatLabels(selected)})
 	if err != nil {
 		return 0, fmt.Errorf("list nodes: %w", err)
 	}
 	var ready []string
+	left := &NodesError{}
 	for _, n := range all.Items {
-		if !isReady(&n) {
-			err = errors.Join(err, fmt.Errorf("node %s is not ready, so its kernel was not cleaned; restart the node, or run %s cleanup on it", n.Name, c.program()))
+		if isReady(&n) {
+			ready = append(ready, n.Name)
 			continue
 		}
-		ready = append(ready, n.Name)
+		left.Nodes = append(left.Nodes, fmt.Errorf("node %s is not ready, so its kernel was not cleaned; restart the node, or run %s cleanup on it", n.Name, c.program()))
+	}
+	if set, err = c.stop(ctx, set.Name, ready); err != nil {
+		return 0, err
 	}
 	for some := range slices.Chunk(ready, atOnce) {
-		n, failed := c.cleanSome(ctx, set, some)
-		nodes += n
-		err = errors.Join(err, failed)
+		n, failed, err := c.cleanSome(ctx, set, some)
+		nodes, left.Nodes = nodes+n, append(left.Nodes, failed...)
+		if err != nil {
+			return nodes, errors.Join(append(left.Nodes, err)...)
+		}
 	}
-	return nodes, err
+	if len(left.Nodes) > 0 {
+		return nodes, left
+	}
+	return nodes, nil
 }
 
 // program is the name of the component's program, and the chart's label of its objects.
@@ -80,70 +98,79 @@ func (c Cleaner) DaemonSet(ctx context.Context) (*appsv1.DaemonSet, error) {
 	return &sets.Items[0], nil
 }
 
-// stop lets no node match the DaemonSet, and waits until its pods are gone. It returns nil without a DaemonSet.
-func (c Cleaner) stop(ctx context.Context) (*appsv1.DaemonSet, error) {
-	set, err := c.DaemonSet(ctx)
-	if set == nil || err != nil {
-		return nil, err
-	}
-	patch := fmt.Sprintf(`{"spec":{"template":{"spec":{"nodeSelector":{%q:"true"}}}}}`, nowhere)
-	set, err = c.Cluster.AppsV1().DaemonSets(c.Namespace).Patch(ctx, set.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+// stop lets no node match the DaemonSet, and waits until its pods are gone from nodes that are ready.
+func (c Cleaner) stop(ctx context.Context, name string, ready []string) (*appsv1.DaemonSet, error) {
+	set, err := selectNowhere(ctx, c.Cluster, c.Namespace, name, true)
 	if err != nil {
-		return nil, fmt.Errorf("stop the DaemonSet of %s: %w", c.program(), err)
+		return nil, err
 	}
 	selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
 	if err != nil {
-		return nil, fmt.Errorf("DaemonSet %s: %w", set.Name, err)
+		return nil, fmt.Errorf("DaemonSet %s: %w", name, err)
 	}
-	err = c.await(ctx, selector, func(pods []corev1.Pod) bool { return len(pods) == 0 })
+	var running []string
+	err = c.await(ctx, selector, func(pods []corev1.Pod) bool {
+		running = nil
+		for _, p := range pods {
+			if slices.Contains(ready, p.Spec.NodeName) {
+				running = append(running, p.Name+" on node "+p.Spec.NodeName)
+			}
+		}
+		return len(running) == 0
+	})
 	if err != nil {
-		return nil, fmt.Errorf("pods of DaemonSet %s still run: %w", set.Name, err)
+		return nil, fmt.Errorf("pods of DaemonSet %s still run: %s: %w", name, strings.Join(running, ", "), err)
 	}
 	return set, nil
 }
 
-// cleanSome cleans nodes at the same time.
-func (c Cleaner) cleanSome(ctx context.Context, set *appsv1.DaemonSet, nodes []string) (cleaned int, err error) {
-	pods := c.Cluster.CoreV1().Pods(c.Namespace)
+// cleanSome cleans nodes at the same time. failed has an error for each node that was not cleaned.
+func (c Cleaner) cleanSome(ctx context.Context, set *appsv1.DaemonSet, nodes []string) (cleaned int, failed []error, err error) {
 	selector := labels.SelectorFromSet(labels.Set{cleaning: set.Name})
-	remove := func(ctx context.Context) error {
-		err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{LabelSelector: selector.String()})
-		if err != nil {
-			return fmt.Errorf("delete the pods that clean nodes: %w", err)
-		}
-		return c.await(ctx, selector, func(pods []corev1.Pod) bool { return len(pods) == 0 })
+	if err := c.remove(ctx, selector); err != nil { // those of an interrupted call
+		return 0, nil, err
 	}
-	if err := remove(ctx); err != nil { // those of an interrupted call
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, remove(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, c.remove(context.WithoutCancel(ctx), selector)) }()
+	faults, pods := map[string]error{}, map[string]corev1.Pod{} // by node
 	for _, node := range nodes {
 		pod, err := c.pod(set, node)
 		if err != nil {
-			return 0, err
+			return 0, nil, err
 		}
-		if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-			return 0, fmt.Errorf("clean node %s: %w", node, err)
+		if _, err := c.Cluster.CoreV1().Pods(c.Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+			faults[node] = err
 		}
 	}
-	var last []corev1.Pod
-	waited := c.await(ctx, selector, func(pods []corev1.Pod) bool {
-		last = pods
-		return !slices.ContainsFunc(pods, func(p corev1.Pod) bool {
+	waited := c.await(ctx, selector, func(list []corev1.Pod) bool {
+		for _, p := range list {
+			pods[p.Spec.NodeName] = p
+		}
+		return !slices.ContainsFunc(list, func(p corev1.Pod) bool {
 			return p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
 		})
 	})
-	for _, p := range last {
-		if p.Status.Phase == corev1.PodSucceeded {
+	for _, node := range nodes {
+		switch p, there := pods[node]; {
+		case faults[node] != nil:
+			failed = append(failed, fmt.Errorf("node %s was not cleaned: %w", node, faults[node]))
+		case !there:
+			failed = append(failed, errors.Join(fmt.Errorf("node %s was not cleaned: somebody deleted its pod", node), waited))
+		case p.Status.Phase == corev1.PodSucceeded:
 			cleaned++
-			continue
+		default:
+			failed = append(failed, fmt.Errorf("node %s was not cleaned: %s", node, c.why(ctx, &p)))
 		}
-		err = errors.Join(err, fmt.Errorf("node %s was not cleaned: %s", p.Spec.NodeName, c.why(ctx, &p)))
 	}
-	if err == nil {
-		err = waited
+	return cleaned, failed, ctx.Err()
+}
+
+// remove deletes the pods that clean nodes, and waits until they are gone.
+func (c Cleaner) remove(ctx context.Context, selector labels.Selector) error {
+	err := c.Cluster.CoreV1().Pods(c.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{LabelSelector: selector.String()})
+	if err != nil {
+		return fmt.Errorf("delete the pods that clean nodes: %w", err)
 	}
-	return cleaned, err
+	return c.await(ctx, selector, func(pods []corev1.Pod) bool { return len(pods) == 0 })
 }
 
 // why returns what a pod said, or its state.
@@ -174,30 +201,32 @@ func (c Cleaner) pod(set *appsv1.DaemonSet, node string) (*corev1.Pod, error) {
 	}
 	one.Args = append([]string{"cleanup"}, flags...)
 	one.Ports, one.StartupProbe, one.LivenessProbe, one.ReadinessProbe, one.Lifecycle = nil, nil, nil, nil, nil
-	spec.InitContainers, spec.Containers = nil, []corev1.Container{one}
-	spec.NodeSelector, spec.Affinity, spec.NodeName = nil, nil, node
+	spec.Containers = []corev1.Container{one}
+	spec.InitContainers = slices.DeleteFunc(spec.InitContainers, func(o corev1.Container) bool { return o.Name != bpffs })
+	spec.NodeSelector, spec.Affinity, spec.TopologySpreadConstraints, spec.NodeName = nil, nil, nil, node
 	spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	spec.RestartPolicy = corev1.RestartPolicyNever
-	spec.ActiveDeadlineSeconds = new(int64(c.Timeout.Seconds()))
-	marks := map[string]string{cleaning: set.Name, "app.kubernetes.io/part-of": "isthmus"}
+	spec.ActiveDeadlineSeconds = new(int64(max(c.Timeout, time.Second).Seconds()))
+	spec.AutomountServiceAccountToken = new(bool)
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: set.Name + "-cleanup-", Namespace: set.Namespace, Labels: marks}, Spec: *spec,
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: set.Name + "-cleanup-", Namespace: set.Namespace,
+			Labels: map[string]string{cleaning: set.Name, "app.kubernetes.io/part-of": "isthmus"},
+		},
+		Spec: *spec,
 	}, nil
 }
 
-// await lists pods until they are as wanted.
+// await lists pods until they are as wanted. A list that fails is tried again.
 func (c Cleaner) await(ctx context.Context, selector labels.Selector, wanted func([]corev1.Pod) bool) error {
-	return wait.PollUntilContextTimeout(ctx, poll, c.Timeout, true, func(ctx context.Context) (bool, error) {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, poll, c.Timeout, true, func(ctx context.Context) (bool, error) {
 		pods, err := c.Cluster.CoreV1().Pods(c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector.String()})
-		if err != nil {
-			return false, fmt.Errorf("list pods: %w", err)
-		}
-		return wanted(pods.Items), nil
+		last = err
+		return err == nil && wanted(pods.Items), nil
 	})
-}
-
-func isReady(n *corev1.Node) bool {
-	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
+	if err != nil {
+		return errors.Join(fmt.Errorf("not so within %s", c.Timeout), last, ctx.Err())
+	}
+	return nil
 }
