@@ -338,8 +338,10 @@ func TestUnfinished(t *testing.T) {
 		notReady int32
 		want     bool
 	}{
-		{rollout{done: 3, want: 3, seen: true}, 0, true}, {rollout{done: 2, want: 3, seen: true}, 0, false},
-		{rollout{done: 2, want: 3, seen: true}, 1, true}, {rollout{done: 3, want: 3}, 0, false},
+		{rollout{done: 3, want: 3, seen: true}, 0, true},
+		{rollout{done: 2, want: 3, seen: true}, 0, false},
+		{rollout{done: 2, want: 3, seen: true}, 1, true},
+		{rollout{done: 3, want: 3}, 0, false},
 	} {
 		if have := tc.r.finished(tc.notReady); have != tc.want {
 			t.Errorf("%+v with %d nodes that are not ready: %t", tc.r, tc.notReady, have)
