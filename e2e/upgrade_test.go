@@ -13,7 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
-// TestUpgradeAndBack: member a goes back to the newest release and is upgraded to this build by isthmusctl, rolled back by Helm, and
+// TestUpgradeAndBack: member a goes back to the newest release or candidate and is upgraded to this build by isthmusctl, rolled back by Helm, and
 // upgraded again, while b runs this build and connections and lookups go on. In between, the versions are mixed. None fails.
 func TestUpgradeAndBack(t *testing.T) {
 	needBed(t)

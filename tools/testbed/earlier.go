@@ -12,13 +12,13 @@ import (
 	"github.com/isthmus-net/isthmus/tools/release/published"
 )
 
-// Earlier is the newest published release, built from its commit.
+// Earlier is the newest release or candidate, built from its commit.
 type Earlier struct {
 	Version string
 	Chart   string // file
 }
 
-// Earlier builds the images and the chart of the newest published release, and loads the images into every node. In a clone without that
+// Earlier builds the images and the chart of the newest release or candidate, and loads the images into every node. In a clone without that
 // commit (a shallow one), it builds them from the working tree under the release's version, and says so.
 func (tb *Testbed) Earlier(ctx context.Context, products ...string) (Earlier, error) {
 	all, err := published.Releases()

@@ -1,4 +1,4 @@
-// Package published lists the releases of Isthmus and their commits. Upgrades are tested from the newest one.
+// Package published lists the releases of Isthmus, and candidates for one, with their commits. Upgrades are tested from the newest one.
 package published
 
 import (
