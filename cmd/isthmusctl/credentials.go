@@ -49,7 +49,7 @@ rights back. ID, if given, must be that of the cluster.`,
 				return explainBroker(err, broker)
 			}
 			if !r.Restarted {
-				note := fmt.Sprintf("namespace %s has no Deployment isthmus-controller; restart a controller elsewhere, so that it reads Secret %s/%s", namespace, namespace, v1alpha1.BrokerSecret)
+				note := fmt.Sprintf("namespace %s has no Deployment of the controller; restart a controller elsewhere, so that it reads Secret %s/%s", namespace, namespace, v1alpha1.BrokerSecret)
 				if err := printNotes(cmd, note); err != nil {
 					return err
 				}

@@ -42,7 +42,7 @@ A second run keeps all settings that no flag names. Members apply changed settin
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --admit-any-cluster -o broker-info.yaml
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --clusterset-ip-cidr-range 243.0.0.0/8,fd00:10::/48
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --profile lighthouse
-  isthmusctl deploy-broker --kubeconfig broker.kubeconfig --quota-controller isthmus/controller:v1.2.3`,
+  isthmusctl deploy-broker --kubeconfig broker.kubeconfig --quota-controller registry.example.org/team/isthmus/controller:v0.1.0`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error

@@ -180,7 +180,7 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 	spec := j.Member.Spec
 	_, err = fmt.Fprintf(out, `cluster %s %s ClusterSet %s
 %s  ClusterSetIPs  %s, allocated %s
-next: helm upgrade --install isthmus deploy/helm/isthmus --namespace %s, then %s status --wait
+next: helm install isthmus oci://REGISTRY/charts/isthmus --set image.registry=REGISTRY --namespace %s, unless it is installed; then %s status --wait
 `,
 		spec.ClusterID, verb, spec.ClusterSetID, sources(j.Sources),
 		list(spec.ClusterSetIPCIDR), allocationMode(spec.ClusterSetIPEnabled), r.Namespace, cmd.Root().DisplayName())

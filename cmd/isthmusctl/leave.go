@@ -72,7 +72,7 @@ func leave(cmd *cobra.Command, t, b target, namespace string) error {
 	if err != nil {
 		return explainBroker(err, b)
 	}
-	return printLeft(cmd, left, fmt.Sprintf("next: helm uninstall isthmus --namespace %s\n", namespace))
+	return printLeft(cmd, left, fmt.Sprintf("next: %s uninstall --namespace %s, which also cleans the kernels of the nodes\n", cmd.Root().DisplayName(), namespace))
 }
 
 // explainBroker adds the kubeconfig to an error about a wrong broker.

@@ -18,7 +18,7 @@ func lighthouseCommand() *cobra.Command {
 
 Lighthouse is the service discovery of Submariner. While some clusters still run it, a bridge beside both brokers
 shows them to the members of Isthmus, and the members of Isthmus to them. docs/migration-lighthouse.md has the order of steps.`,
-		Example: `  isthmusctl lighthouse bridge --kubeconfig broker.kubeconfig --image isthmus/controller:v1.2.3
+		Example: `  isthmusctl lighthouse bridge --kubeconfig broker.kubeconfig --image registry.example.org/team/isthmus/controller:v0.1.0
   isthmusctl lighthouse adopt --kubeconfig a.kubeconfig`,
 	}
 	cmd.AddCommand(bridgeCommand(), removeBridgeCommand(), adoptCommand())
@@ -49,7 +49,7 @@ Submariner is changed.
 
 Both brokers must be namespaces of one cluster. Without --image, run isthmus-controller --lighthouse-bridge elsewhere,
 with a token of ServiceAccount isthmus-lighthouse-bridge.`,
-		Example: `  isthmusctl lighthouse bridge --kubeconfig broker.kubeconfig --image isthmus/controller:v1.2.3
+		Example: `  isthmusctl lighthouse bridge --kubeconfig broker.kubeconfig --image registry.example.org/team/isthmus/controller:v0.1.0
   isthmusctl lighthouse bridge east --kubeconfig broker.kubeconfig`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, id := range args {

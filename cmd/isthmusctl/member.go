@@ -300,7 +300,7 @@ replaces the addresses of its kind. The other members use them at once; later jo
 				return explainBroker(err, t)
 			}
 			if len(vips) > 0 {
-				note := fmt.Sprintf("the controller of cluster %s uses its new block after the cluster joins again and Deployment isthmus-controller is restarted", args[0])
+				note := fmt.Sprintf("the controller of cluster %s uses its new block after the cluster joins again and its Deployment is restarted", args[0])
 				if err := printNotes(cmd, note); err != nil {
 					return err
 				}

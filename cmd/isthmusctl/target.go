@@ -60,6 +60,18 @@ func (t *target) broker(cmd *cobra.Command, member target) (client.Client, error
 	return other.connect()
 }
 
+// helmFlags returns the flags of helm that name the cluster, each after a space.
+func (t *target) helmFlags() string {
+	flags := ""
+	if t.kubeconfig != "" {
+		flags += " --kubeconfig " + t.kubeconfig
+	}
+	if t.context != "" {
+		flags += " --kube-context " + t.context
+	}
+	return flags
+}
+
 // connect reads the kubeconfig and returns a client for all kinds that isthmusctl knows.
 func (t *target) connect() (client.Client, error) {
 	cfg, _, err := t.config()

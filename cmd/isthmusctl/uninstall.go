@@ -52,7 +52,8 @@ func uninstallCommand() *cobra.Command {
 		Short: "Remove Isthmus from a cluster and from the kernels of its nodes",
 		Long: `Remove Isthmus from a cluster: the cluster leaves its ClusterSet, its DNS no longer asks the agents, the agents and gateways stop, their
 programs, maps and devices are removed from the kernel of every node, and the Helm release is uninstalled. The command shows the steps and
-asks for confirmation. Run it again to complete an interrupted run; isthmusctl upgrade undoes one before its step "chart".
+asks for confirmation. Run it again to complete an interrupted run. Before its step "chart", isthmusctl upgrade with the installed version's
+chart starts the agents and gateways again.
 
 ServiceExports, the definitions of the MCS API, and the namespace stay. With --definitions the definitions of isthmus.dev go, and with
 them all objects of these kinds.
@@ -61,7 +62,7 @@ It refuses while Services have addresses of the gateways, which only the control
 --abandon-addresses, which leaves their floating IPs and ports to you.`,
 		Example: `  isthmusctl uninstall --broker-kubeconfig broker.kubeconfig --plan
   isthmusctl uninstall --broker-kubeconfig broker.kubeconfig --kubeconfig a.kubeconfig
-  isthmusctl uninstall --definitions --yes --context west`,
+  isthmusctl uninstall --broker-gone --definitions --yes --context west`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			found, err := u.open(cmd)

@@ -122,6 +122,7 @@ type upgrade struct {
 	From      []string       `json:"from,omitempty"` // versions that are installed
 	To        string         `json:"to"`
 	Steps     []*upgradeStep `json:"steps"`
+	helmFlags string         // those that name the cluster to helm
 }
 
 // upgradeStep is a step of an upgrade.
@@ -141,7 +142,7 @@ func (u *upgradeFlags) prepare(cmd *cobra.Command) (*upgrade, error) {
 	if err != nil {
 		return nil, err
 	}
-	up := &upgrade{Release: u.release, Namespace: u.namespace, To: version.String()}
+	up := &upgrade{Release: u.release, Namespace: u.namespace, To: version.String(), helmFlags: u.target.helmFlags()}
 	installed, err := installation.Open(cfg, u.namespace, u.release)
 	switch {
 	case errors.Is(err, installation.ErrNotFound):
@@ -297,7 +298,7 @@ func (up *upgrade) run(ctx context.Context, out io.Writer, timeout time.Duration
 		fmt.Fprintf(out, "%s: done in %s\n", s.Name, time.Since(start).Round(time.Second))
 		done = append(done, s.Name)
 	}
-	fmt.Fprintf(out, "upgraded to %s: %s; next: isthmusctl status --wait\n", up.To, strings.Join(done, ", "))
+	fmt.Fprintf(out, "upgraded to %s: %s%s; next: isthmusctl status --wait\n", up.To, strings.Join(done, ", "), up.wayBack())
 	return nil
 }
 
@@ -307,11 +308,15 @@ func (up *upgrade) remedy(done []string) string {
 	if len(done) > 0 {
 		before = strings.Join(done, ", ") + " are of " + up.To + " already, which works with the rest"
 	}
-	back := ""
-	if up.Back > 0 {
-		back = fmt.Sprintf(", or go back: helm rollback %s %d --namespace %s", up.Release, up.Back, up.Namespace)
+	return before + "; run the command again to continue" + up.wayBack()
+}
+
+// wayBack returns the command that undoes the steps of the chart, after a comma, or nothing.
+func (up *upgrade) wayBack() string {
+	if up.Back == 0 {
+		return ""
 	}
-	return fmt.Sprintf("%s; run the command again to continue%s", before, back)
+	return fmt.Sprintf(", or go back: helm rollback %s %d --namespace %s%s", up.Release, up.Back, up.Namespace, up.helmFlags)
 }
 
 // writeText prints the plan for people.

@@ -13,6 +13,7 @@ import (
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/cli"
 	"helm.sh/helm/v4/pkg/kube"
+	releasev1 "helm.sh/helm/v4/pkg/release/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -187,7 +188,8 @@ func (p *Plan) upgrade() *action.Upgrade {
 	u.MaxHistory = cli.New().MaxHistory
 	u.WaitStrategy = kube.HookOnlyStrategy
 	u.PostRenderStrategy = action.PostRenderStrategyNoHooks
-	u.ForceConflicts = p.force
+	// A release of Helm 3 has no conflicts, and Helm refuses the option there.
+	u.ForceConflicts = p.force && p.installation.history[0].ApplyMethod == string(releasev1.ApplyMethodServerSideApply)
 	return u
 }
 
