@@ -33,7 +33,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-const testVersion = "v0.1.0-rc.1"
+const testVersion = "v0.0.1-rc.1"
 
 // A release has all its files; their checksums, signatures and bills of materials hold, and the chart and the manifests name the images
 // of its archive. A second one, of a copy of the sources in another folder, has the same bytes.
@@ -102,7 +102,7 @@ func checkSums(t *testing.T, dir string) {
 	}
 	want := []string{
 		"image-agent-linux-amd64.spdx.json", "image-controller-linux-amd64.spdx.json", "image-gateway-controller-linux-amd64.spdx.json",
-		"image-gateway-linux-amd64.spdx.json", "image-isthmusctl-linux-amd64.spdx.json", "isthmus-0.1.0-rc.1.tgz", "isthmus-crds.yaml",
+		"image-gateway-linux-amd64.spdx.json", "image-isthmusctl-linux-amd64.spdx.json", "isthmus-0.0.1-rc.1.tgz", "isthmus-crds.yaml",
 		"isthmus-images.tar", "isthmus.krew.yaml", "isthmus.yaml", "isthmusctl-linux-amd64", "isthmusctl-linux-amd64.spdx.json", "isthmusctl-linux-amd64.tar.gz", "isthmusctl.rb",
 	}
 	if !slices.Equal(listed, want) {
@@ -268,7 +268,7 @@ func checkImages(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chart := have.byName(t)["charts/isthmus:0.1.0-rc.1"]
+	chart := have.byName(t)["charts/isthmus:0.0.1-rc.1"]
 	if chart.MediaType != types.OCIManifestSchema1 {
 		t.Errorf("the chart is %+v", chart)
 	}
@@ -291,13 +291,13 @@ func checkImages(t *testing.T, dir string) {
 		}
 	}
 	// As values they would survive an upgrade with --reuse-values, and pin the images of the former release.
-	values := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "show", "values", filepath.Join(dir, "isthmus-0.1.0-rc.1.tgz"))
+	values := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "show", "values", filepath.Join(dir, "isthmus-0.0.1-rc.1.tgz"))
 	values.Dir = "../.."
 	if said, err := values.CombinedOutput(); err != nil || strings.Contains(string(said), "@sha256") || !strings.Contains(string(said), "\n  digests: {}\n") {
 		t.Errorf("the digests are values of the chart (%v):\n%s", err, said)
 	}
 	packed := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "template", "isthmus",
-		filepath.Join(dir, "isthmus-0.1.0-rc.1.tgz"), "--set", "image.registry=registry.example.org/team")
+		filepath.Join(dir, "isthmus-0.0.1-rc.1.tgz"), "--set", "image.registry=registry.example.org/team")
 	packed.Dir = "../.."
 	said, err := packed.CombinedOutput()
 	if err != nil || !strings.Contains(string(said), "image: registry.example.org/team/isthmus/agent:"+testVersion+"@sha256:") {
@@ -317,7 +317,7 @@ func checkRegistry(t *testing.T, dir string) {
 		t.Fatalf("isthmusctl images push: %v\n%s", err, said)
 	}
 	install := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "template", "isthmus",
-		"oci://"+to+"/charts/isthmus", "--version", "0.1.0-rc.1", "--plain-http", "--set", "image.registry="+to)
+		"oci://"+to+"/charts/isthmus", "--version", "0.0.1-rc.1", "--plain-http", "--set", "image.registry="+to)
 	install.Dir = "../.."
 	said, err = install.CombinedOutput()
 	if err != nil || !strings.Contains(string(said), "image: "+to+"/isthmus/controller:"+testVersion+"@sha256:") {
@@ -349,7 +349,7 @@ func checkAgain(t *testing.T, first string) {
 	sums := string(read(t, first, sumsFile))
 	for line := range strings.Lines(string(read(t, second, sumsFile))) {
 		switch name := strings.TrimSpace(line[66:]); name {
-		case imagesFile, manifestsFile, "isthmus-0.1.0-rc.1.tgz": // they name the other images
+		case imagesFile, manifestsFile, "isthmus-0.0.1-rc.1.tgz": // they name the other images
 		default:
 			if !strings.Contains(sums, line) {
 				t.Errorf("built twice, %s differs", name)
