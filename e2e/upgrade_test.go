@@ -63,7 +63,7 @@ func TestUpgradeAndBack(t *testing.T) {
 	}
 	endLookups := lookups(t, "--timeout", "15s") // a resolver tries twice, for five seconds each
 	underLoad(t, paths(), func() {
-		helm("upgrade", "isthmus", old.Chart, "--reset-then-reuse-values")
+		helm("upgrade", "isthmus", old.Chart, "--reset-then-reuse-values", "--force-conflicts") // another test has set the image by kubectl
 		mixed(old.Version)
 		revision := revision(t)
 		upgrade()
