@@ -228,7 +228,7 @@ func (u *uninstallation) federation(ctx context.Context) (removal, error) {
 	switch {
 	case err == nil:
 		return s.refuse("the cluster is in a federation; remove it first: isthmusctl federation remove ID"), nil
-	case apierrors.IsNotFound(err), meta.IsNoMatchError(err):
+	case isAbsent(err):
 		return s, nil
 	}
 	return s, fmt.Errorf("read the Federation: %w", err)

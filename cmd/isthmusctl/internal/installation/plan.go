@@ -145,9 +145,6 @@ func copied(values map[string]any) map[string]any {
 
 // compareLive adds to a step what only the cluster knows.
 func (i *Installation) compareLive(ctx context.Context, s *Step, workloads []object) error {
-	if s.writes() {
-		workloads = slices.DeleteFunc(workloads, func(o object) bool { return o.GetKind() != "DaemonSet" })
-	}
 	for _, o := range workloads {
 		if o.GetKind() != "DaemonSet" {
 			continue
