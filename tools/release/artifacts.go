@@ -118,6 +118,11 @@ func (r *release) image(ctx context.Context, dir, name string) (v1.ImageIndex, e
 		if err := r.describe(billOf(name, architecture), built.Program, built.Packages); err != nil {
 			return nil, err
 		}
+		if name == "gateway" {
+			if err := r.machine(architecture, built.Program); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return mutate.Annotations(index, labels).(v1.ImageIndex), nil //nolint:forcetypeassert // it returns what it was given
 }

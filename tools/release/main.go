@@ -1,6 +1,6 @@
-// Release builds everything that users install, into one folder: isthmusctl for each platform, images for amd64 and arm64, the chart
-// with the images' digests, manifests, bills of materials, checksums, and signatures if there is a key. Nothing else of the repository
-// is needed to install Isthmus.
+// Release builds everything that users install, into one folder: isthmusctl for each platform, images for amd64 and arm64, the gateway for
+// virtual machines, the chart with the images' digests, manifests, bills of materials, checksums, and signatures if there is a key. Nothing
+// else of the repository is needed to install Isthmus.
 //
 //	go run ./tools/release --version v0.1.0 --output DIR --key release.key
 //

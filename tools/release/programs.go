@@ -16,44 +16,41 @@ import (
 	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
+// licence is the licence's file in the repository, and in every archive.
+const licence = "LICENSE"
+
 // programs builds isthmusctl for each platform, as a program and as an archive with the licence.
 func (r *release) programs(ctx context.Context) error {
-	licence, err := os.ReadFile(filepath.Join(r.root, "LICENSE"))
-	if err != nil {
-		return err
-	}
 	for _, platform := range r.platforms {
 		system, architecture, _ := strings.Cut(platform, "/")
 		name, suffix := nameOf(platform), ""
 		if system == "windows" {
 			suffix = ".exe"
 		}
-		build := compile.Go(ctx, "build", r.stamp.LinkerFlags(), "-o", r.path(name+suffix), "github.com/isthmus-net/isthmus/cmd/isthmusctl")
+		program := r.path(name + suffix)
+		build := compile.Go(ctx, "build", r.stamp.LinkerFlags(), "-o", program, "github.com/isthmus-net/isthmus/cmd/isthmusctl")
 		build.Dir = r.root
 		build.Env = append(build.Env, "GOOS="+system, "GOARCH="+architecture)
 		if output, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("build %s: %w\n%s", name, err, output)
 		}
-		program, err := os.ReadFile(r.path(name + suffix))
-		if err != nil {
-			return err
-		}
-		pack := tarball
-		if system == "windows" {
-			pack = zipFile
-		}
-		archive, err := pack(r.stamp.Date, []file{{"isthmusctl" + suffix, 0o755, program}, {"LICENSE", 0o644, licence}})
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(r.path(archiveOf(platform)), archive, 0o644); err != nil {
-			return err
-		}
-		if err := r.describe(name, r.path(name+suffix), nil); err != nil {
+		if err := errors.Join(r.pack(archiveOf(platform), file{"isthmusctl" + suffix, 0o755, program}), r.describe(name, program, nil)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// unit is the file of a gateway's systemd unit in the repository.
+const unit = "deploy/systemd/isthmus-gateway.service"
+
+// machine writes what a virtual machine needs to be a gateway: the program of the gateway's image, its systemd unit, and the licence.
+func (r *release) machine(architecture, program string) error {
+	name := "isthmus-gateway-linux-" + architecture
+	return errors.Join(
+		r.pack(name+".tar.gz", file{"isthmus-gateway", 0o755, program}, file{filepath.Base(unit), 0o644, filepath.Join(r.root, unit)}),
+		r.describe(name, program, nil),
+	)
 }
 
 // nameOf returns the name of isthmusctl for a platform, without the suffix of an executable.
@@ -69,9 +66,22 @@ func archiveOf(platform string) string {
 
 // file is one file of an archive.
 type file struct {
-	name    string
-	mode    int64
-	content []byte
+	name   string
+	mode   int64
+	source string // path on this machine
+}
+
+// pack writes an archive with files and the licence: a zip file or a compressed tar, as its name says.
+func (r *release) pack(name string, files ...file) error {
+	format := tarball
+	if strings.HasSuffix(name, ".zip") {
+		format = zipFile
+	}
+	archive, err := format(r.stamp.Date, append(files, file{licence, 0o644, filepath.Join(r.root, licence)}))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(r.path(name), archive, 0o644)
 }
 
 // tarball returns a compressed tar.
@@ -80,12 +90,16 @@ func tarball(date time.Time, files []file) ([]byte, error) {
 	compressed := gzip.NewWriter(&out)
 	w := tar.NewWriter(compressed)
 	for _, f := range files {
+		content, err := os.ReadFile(f.source)
+		if err != nil {
+			return nil, err
+		}
 		if err := w.WriteHeader(&tar.Header{
-			Typeflag: tar.TypeReg, Name: f.name, Mode: f.mode, Size: int64(len(f.content)), ModTime: date, Format: tar.FormatUSTAR,
+			Typeflag: tar.TypeReg, Name: f.name, Mode: f.mode, Size: int64(len(content)), ModTime: date, Format: tar.FormatUSTAR,
 		}); err != nil {
 			return nil, err
 		}
-		if _, err := w.Write(f.content); err != nil {
+		if _, err := w.Write(content); err != nil {
 			return nil, err
 		}
 	}
@@ -98,11 +112,15 @@ func zipFile(date time.Time, files []file) ([]byte, error) {
 	var out bytes.Buffer
 	w := zip.NewWriter(&out)
 	for _, f := range files {
+		content, err := os.ReadFile(f.source)
+		if err != nil {
+			return nil, err
+		}
 		into, err := w.CreateHeader(&zip.FileHeader{Name: f.name, Method: zip.Deflate, Modified: date})
 		if err != nil {
 			return nil, err
 		}
-		if _, err := into.Write(f.content); err != nil {
+		if _, err := into.Write(content); err != nil {
 			return nil, err
 		}
 	}

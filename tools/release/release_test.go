@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/elliptic"
+	"debug/elf"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -60,6 +61,7 @@ func TestRelease(t *testing.T) {
 			t.Errorf("isthmusctl --version: %s (%v)", said, err)
 		}
 	})
+	t.Run("gateway", func(t *testing.T) { checkMachine(t, dir) })
 	t.Run("registry", func(t *testing.T) { checkRegistry(t, dir) })
 	t.Run("again", func(t *testing.T) { checkAgain(t, dir) })
 }
@@ -103,7 +105,7 @@ func checkSums(t *testing.T, dir string) {
 	want := []string{
 		"image-agent-linux-amd64.spdx.json", "image-controller-linux-amd64.spdx.json", "image-gateway-controller-linux-amd64.spdx.json",
 		"image-gateway-linux-amd64.spdx.json", "image-isthmusctl-linux-amd64.spdx.json", "isthmus-0.0.1-rc.1.tgz", "isthmus-crds.yaml",
-		"isthmus-images.tar", "isthmus.krew.yaml", "isthmus.yaml", "isthmusctl-linux-amd64", "isthmusctl-linux-amd64.spdx.json", "isthmusctl-linux-amd64.tar.gz", "isthmusctl.rb",
+		"isthmus-gateway-linux-amd64.spdx.json", "isthmus-gateway-linux-amd64.tar.gz", "isthmus-images.tar", "isthmus.krew.yaml", "isthmus.yaml", "isthmusctl-linux-amd64", "isthmusctl-linux-amd64.spdx.json", "isthmusctl-linux-amd64.tar.gz", "isthmusctl.rb",
 	}
 	if !slices.Equal(listed, want) {
 		t.Errorf("files %q, want %q", listed, want)
@@ -178,11 +180,40 @@ func checkSignatures(t *testing.T, dir string) {
 	}
 }
 
+// The archive for virtual machines has a static program that runs as it is, and the unit that starts it.
+func checkMachine(t *testing.T, dir string) {
+	t.Helper()
+	to := t.TempDir()
+	untar := exec.CommandContext(t.Context(), "tar", "-xzf", filepath.Join(dir, "isthmus-gateway-linux-amd64.tar.gz"), "-C", to)
+	if said, err := untar.CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v\n%s", err, said)
+	}
+	if !bytes.Equal(read(t, to, "isthmus-gateway.service"), read(t, "../../deploy/systemd/isthmus-gateway.service")) {
+		t.Error("the unit is not that of deploy/systemd")
+	}
+	if !bytes.Equal(read(t, to, "LICENSE"), read(t, "../../LICENSE")) {
+		t.Error("the licence is not that of the repository")
+	}
+	program := filepath.Join(to, "isthmus-gateway")
+	said, err := exec.CommandContext(t.Context(), program, "--version").CombinedOutput()
+	if err != nil || !strings.Contains(string(said), testVersion+" (commit ") {
+		t.Errorf("isthmus-gateway --version: %s (%v)", said, err)
+	}
+	f, err := elf.Open(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if libraries, err := f.ImportedLibraries(); err != nil || len(libraries) > 0 {
+		t.Errorf("it needs libraries of the machine: %q, %v", libraries, err)
+	}
+}
+
 func checkBills(t *testing.T, dir string) {
 	t.Helper()
 	bills, err := filepath.Glob(filepath.Join(dir, "*"+sbomSuffix))
-	if err != nil || len(bills) != 6 {
-		t.Fatalf("%q, want six bills of materials", bills)
+	if err != nil || len(bills) != 7 {
+		t.Fatalf("%q, want seven bills of materials", bills)
 	}
 	for _, bill := range bills {
 		doc, err := spdxjson.Read(bytes.NewReader(read(t, bill)))
