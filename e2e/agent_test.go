@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -254,8 +255,8 @@ func TestBadInputLeavesDataplane(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := cases[name]
 			args := slices.Concat([]string{"timeout", "20", bed.Program("isthmus-agent"), "run", "--node-name=" + clientNode}, c.args)
-			_, err := testbed.Output(bed.Lab.NodeCommand(t.Context(), clientNode, args...))
-			var failed *testbed.CommandError
+			_, err := process.Output(bed.Lab.NodeCommand(t.Context(), clientNode, args...))
+			var failed *process.CommandError
 			var exit *exec.ExitError
 			if !errors.As(err, &failed) || !errors.As(err, &exit) {
 				t.Fatalf("want an agent that exits non-zero, got: %v", err)

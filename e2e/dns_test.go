@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/conformance"
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -488,7 +489,7 @@ func TestCoreDNSWithoutAgents(t *testing.T) {
 	defer func() {
 		cmd := bed.Lab.Kubectl(context.WithoutCancel(t.Context()), "a", "delete", "--wait=false", "-f", "-")
 		cmd.Stdin = strings.NewReader(multicluster)
-		if _, err := testbed.Output(cmd); err != nil {
+		if _, err := process.Output(cmd); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -126,7 +127,7 @@ func hermit(t *testing.T) {
 		}
 		cmd := bed.Lab.NodeCommand(ctx, at, "nft", "-f", "-")
 		cmd.Stdin = strings.NewReader(rules)
-		if _, err := testbed.Output(cmd); err != nil {
+		if _, err := process.Output(cmd); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
@@ -203,7 +204,7 @@ func offerServices(t *testing.T, member string) error {
 	t.Cleanup(func() {
 		cmd := bed.Lab.Kubectl(ctx, member, "delete", "--ignore-not-found", "-f", "-")
 		cmd.Stdin = strings.NewReader(manifest)
-		if _, err := testbed.Output(cmd); err != nil {
+		if _, err := process.Output(cmd); err != nil {
 			t.Error(err)
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -158,7 +159,7 @@ func answersOn(t *testing.T, service string, gateways ...string) (vip netip.Addr
 		if have != 1 {
 			return fmt.Errorf("%d nodes of %v have %s", have, gateways, vip)
 		}
-		_, err = testbed.Output(bed.Lab.FabricCommand(ctx, "curl", "-sS", "--max-time", "2", "http://"+vip.String()))
+		_, err = process.Output(bed.Lab.FabricCommand(ctx, "curl", "-sS", "--max-time", "2", "http://"+vip.String()))
 		return err
 	}); err != nil {
 		logs, _ := bed.Kubectl(t.Context(), "a", "logs", "--namespace", testbed.Namespace, "--selector", "app.kubernetes.io/name in (isthmus-gateway, isthmus-gateway-controller)", "--prefix", "--tail", "15")

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/conformance"
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -68,7 +69,7 @@ func (c client) run(ctx context.Context, args ...string) (report, error) {
 	if err != nil {
 		return report{}, err
 	}
-	out, err := testbed.Output(cmd)
+	out, err := process.Output(cmd)
 	if err != nil {
 		return report{}, err
 	}

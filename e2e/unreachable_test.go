@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -434,7 +435,7 @@ func TestAgentsReportTheirOwnNodes(t *testing.T) {
 			cmd := bed.Lab.Kubectl(t.Context(), "a", args...)
 			cmd.Stdin = strings.NewReader(fmt.Sprintf("apiVersion: isthmus.dev/v1alpha1\nkind: NodeReport\nmetadata:\n  namespace: %s\n  name: %s\n  %s\nspec: {silent: [b]}\n",
 				testbed.Namespace, tc.report, tc.metadata))
-			_, err := testbed.Output(cmd)
+			_, err := process.Output(cmd)
 			if tc.says == "" && err != nil || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {
 				t.Errorf("got %v, want an error that says %q", err, tc.says)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -83,7 +84,7 @@ func buildLighthouse(ctx context.Context, clone, dir string) (archives []string,
 func (m *migration) deploySubmariner(ctx context.Context) error {
 	list := compile.Go(ctx, "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/mcs-api")
 	list.Dir = m.lighthouse
-	out, err := testbed.Output(list)
+	out, err := process.Output(list)
 	if err != nil {
 		return fmt.Errorf("find the MCS API that Lighthouse uses: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -141,7 +142,7 @@ func (q *question) once(ctx context.Context, tb *testbed.Testbed) error {
 	if err != nil {
 		return err
 	}
-	said, err := testbed.Output(cmd)
+	said, err := process.Output(cmd)
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Package process runs programs as child processes. Their output goes to a file, and their CPU time and memory are read
-// from the kernel.
+// Package process runs programs as child processes: servers whose output goes to a file and whose CPU time and memory are read from the
+// kernel ([Start]), and commands for their output ([Output]).
 package process
 
 import (

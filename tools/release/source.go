@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/compile"
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/release/published"
 )
 
@@ -43,11 +44,6 @@ func (r *release) source(ctx context.Context) error {
 func said(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
-	var errors strings.Builder
-	cmd.Stderr = &errors
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, errors.String())
-	}
-	return strings.TrimSpace(string(out)), nil
+	out, err := process.Output(cmd)
+	return strings.TrimSpace(out), err
 }

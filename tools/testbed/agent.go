@@ -15,6 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 // containerd runs ctr on the containers that the kubelet made. It works while the kubelet is down.
@@ -29,7 +31,7 @@ func (tb *Testbed) Exec(ctx context.Context, member, namespace, pod string, args
 	if err != nil {
 		return "", err
 	}
-	return Output(cmd)
+	return process.Output(cmd)
 }
 
 // ExecCommand returns the command that Exec runs. Signals that it gets reach the pod.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/release/published"
 )
 
@@ -50,7 +51,7 @@ func (tb *Testbed) Earlier(ctx context.Context, products ...string) (Earlier, er
 	plain := strings.TrimPrefix(r.Version, "v")
 	helm := exec.CommandContext(ctx, tb.Program("helm"), "package", filepath.Join(from, "deploy", "helm", "isthmus"),
 		"--version", plain, "--app-version", r.Version, "--destination", dir)
-	if _, err := Output(helm); err != nil {
+	if _, err := process.Output(helm); err != nil {
 		return Earlier{}, err
 	}
 	return Earlier{r.Version, filepath.Join(dir, "isthmus-"+plain+".tgz")}, tb.Lab.LoadImages(ctx, archives...)
@@ -64,7 +65,7 @@ func (tb *Testbed) sourcesOf(ctx context.Context, r published.Release, to string
 		cmd.Dir = tb.root
 		return cmd
 	}
-	if _, err := Output(git("cat-file", "-e", r.Commit+"^{commit}")); err != nil {
+	if _, err := process.Output(git("cat-file", "-e", r.Commit+"^{commit}")); err != nil {
 		tb.Step("this clone has no commit %s of %s: the working tree takes its place", r.Commit, r.Version)
 		return tb.root, nil //nolint:nilerr // said
 	}
@@ -76,10 +77,10 @@ func (tb *Testbed) sourcesOf(ctx context.Context, r published.Release, to string
 		return "", err
 	}
 	archive := filepath.Join(filepath.Dir(to), "source.tar")
-	if _, err := Output(git("archive", "--output", archive, r.Commit)); err != nil {
+	if _, err := process.Output(git("archive", "--output", archive, r.Commit)); err != nil {
 		return "", err
 	}
-	if _, err := Output(exec.CommandContext(ctx, "tar", "--extract", "--file", archive, "--directory", fresh)); err != nil {
+	if _, err := process.Output(exec.CommandContext(ctx, "tar", "--extract", "--file", archive, "--directory", fresh)); err != nil {
 		return "", err
 	}
 	return to, errors.Join(os.Remove(archive), os.Rename(fresh, to))

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 // Federate runs isthmusctl federation as an administrator of Members and the Guest, whose contexts have their
@@ -16,7 +18,7 @@ func (tb *Testbed) Federate(ctx context.Context, args ...string) (string, error)
 	}
 	cmd := tb.Lab.FabricCommand(ctx, append([]string{tb.Program("isthmusctl"), "federation"}, args...)...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+strings.Join(files, string(os.PathListSeparator)))
-	return Output(cmd)
+	return process.Output(cmd)
 }
 
 // Kill sends SIGKILL to the first container of a pod. The kubelet starts another one.

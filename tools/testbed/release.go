@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 // releaseVersion is the version of releases of the working tree. As a pre-release it precedes every published one.
@@ -59,7 +61,7 @@ func (tb *Testbed) sources(ctx context.Context) (string, error) {
 	} {
 		cmd := exec.CommandContext(ctx, "git", args...)
 		cmd.Dir = tb.root
-		out, err := Output(cmd)
+		out, err := process.Output(cmd)
 		if err != nil {
 			return "", err
 		}
@@ -84,7 +86,7 @@ func (tb *Testbed) publish(ctx context.Context) (err error) {
 		return err
 	}
 	tb.Step("isthmusctl images push %s", tb.registry)
-	_, err = Output(tb.Lab.FabricCommand(ctx, tb.Program("isthmusctl"), "images", "push", tb.registry,
+	_, err = process.Output(tb.Lab.FabricCommand(ctx, tb.Program("isthmusctl"), "images", "push", tb.registry,
 		"--from", filepath.Join(tb.bin, "release", "isthmus-images.tar"), "--plain-http"))
 	return err
 }

@@ -7,7 +7,6 @@
 package testbed
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -31,6 +30,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 // Namespace is where Isthmus is installed in each member.
@@ -265,7 +265,7 @@ func (tb *Testbed) SetValues(ctx context.Context, member, values string) error {
 		"--namespace", Namespace, "--reuse-values", "--values", "-",
 	}))
 	cmd.Stdin = strings.NewReader(values)
-	_, err := Output(cmd)
+	_, err := process.Output(cmd)
 	return err
 }
 
@@ -309,7 +309,7 @@ func (tb *Testbed) compileIn(ctx context.Context, dir string, flags []string, ar
 	cmd := compile.Go(ctx, args...)
 	cmd.Dir = dir
 	cmd.Env = append(cmd.Env, "GOFLAGS="+strings.Join(append([]string{compile.Flags}, flags...), " "))
-	_, err := Output(cmd)
+	_, err := process.Output(cmd)
 	return err
 }
 
@@ -441,7 +441,7 @@ func digestOf(files []string) (string, error) {
 
 // Isthmusctl runs isthmusctl against a cluster and returns what it printed.
 func (tb *Testbed) Isthmusctl(ctx context.Context, cluster string, args ...string) (string, error) {
-	return Output(tb.IsthmusctlCommand(ctx, cluster, args...))
+	return process.Output(tb.IsthmusctlCommand(ctx, cluster, args...))
 }
 
 // IsthmusctlCommand returns an isthmusctl command against a cluster.
@@ -451,7 +451,7 @@ func (tb *Testbed) IsthmusctlCommand(ctx context.Context, cluster string, args .
 
 // Helm runs the pinned Helm against a cluster and returns what it printed.
 func (tb *Testbed) Helm(ctx context.Context, cluster string, args ...string) (string, error) {
-	return Output(tb.fabric(ctx, "helm", cluster, args))
+	return process.Output(tb.fabric(ctx, "helm", cluster, args))
 }
 
 // fabric is one of our binaries where every API server can be reached.
@@ -462,7 +462,7 @@ func (tb *Testbed) fabric(ctx context.Context, program, cluster string, args []s
 
 // Kubectl runs kubectl against a cluster and returns what it printed.
 func (tb *Testbed) Kubectl(ctx context.Context, cluster string, args ...string) (string, error) {
-	return Output(tb.Lab.Kubectl(ctx, cluster, args...))
+	return process.Output(tb.Lab.Kubectl(ctx, cluster, args...))
 }
 
 // Get reads what a cluster's API server has at a path, such as /api/v1/nodes/a1, into a value that JSON fits. It
@@ -486,7 +486,7 @@ func (tb *Testbed) Get(ctx context.Context, cluster, path string, into any) erro
 func (tb *Testbed) Apply(ctx context.Context, cluster, manifests string) error {
 	cmd := tb.Lab.Kubectl(ctx, cluster, "apply", "-f", "-")
 	cmd.Stdin = strings.NewReader(manifests)
-	_, err := Output(cmd)
+	_, err := process.Output(cmd)
 	return err
 }
 
@@ -496,36 +496,7 @@ func (tb *Testbed) Program(name string) string { return filepath.Join(tb.bin, na
 
 // Node runs a command on a node, in all of its namespaces and cgroups, and returns what it printed.
 func (tb *Testbed) Node(ctx context.Context, node string, args ...string) (string, error) {
-	return Output(tb.Lab.NodeCommand(ctx, node, args...))
-}
-
-// CommandError is the failure of a command that was run.
-type CommandError struct {
-	Args []string
-	Err  error  // from os/exec
-	Said string // what it wrote to standard error, or else to standard output
-}
-
-// Error names the command, how it ended and what it said.
-func (e *CommandError) Error() string {
-	return fmt.Sprintf("%s: %v: %s", strings.Join(e.Args, " "), e.Err, e.Said)
-}
-
-// Unwrap returns the error from os/exec.
-func (e *CommandError) Unwrap() error { return e.Err }
-
-// Output runs cmd and returns its standard output. A command that fails is a *CommandError.
-func Output(cmd *exec.Cmd) (string, error) {
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		said := strings.TrimSpace(stderr.String())
-		if said == "" {
-			said = strings.TrimSpace(stdout.String())
-		}
-		return stdout.String(), &CommandError{Args: cmd.Args, Err: err, Said: said}
-	}
-	return stdout.String(), nil
+	return process.Output(tb.Lab.NodeCommand(ctx, node, args...))
 }
 
 // Eventually calls check until it returns nil. When ctx ends first, or within has passed, the error is

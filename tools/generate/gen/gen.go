@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/result"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 // A Step writes some of the generated files.
@@ -182,7 +183,7 @@ func chart(ctx context.Context, root string) error {
 	for _, pattern := range []string{
 		filepath.Join(root, "controlplane/api/crds/*.yaml"),
 		filepath.Join(root, "gateway/api/crds/*.yaml"),
-		filepath.Join(strings.TrimSpace(string(mcs)), "config/crd/*.yaml"),
+		filepath.Join(strings.TrimSpace(mcs), "config/crd/*.yaml"),
 	} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil || len(paths) == 0 {
@@ -259,12 +260,8 @@ func command(ctx context.Context, root, name string, args ...string) error {
 }
 
 // output runs a program in root and returns its standard output.
-func output(ctx context.Context, root, name string, args ...string) ([]byte, error) {
-	var stdout, stderr bytes.Buffer
+func output(ctx context.Context, root, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = root, &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("%s: %w\n%s%s", strings.Join(cmd.Args, " "), err, stderr.Bytes(), stdout.Bytes())
-	}
-	return stdout.Bytes(), nil
+	cmd.Dir = root
+	return process.Output(cmd)
 }
