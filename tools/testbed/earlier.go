@@ -33,9 +33,7 @@ func (tb *Testbed) Earlier(ctx context.Context, products ...string) (Earlier, er
 		return Earlier{}, err
 	}
 	tb.Step("build and load the images of %s", r.Version)
-	var archives []string
-	missing := []string{"run", "./tools/images", "--tag", r.Version, "-o", dir}
-	built := len(missing)
+	var archives, missing []string
 	for _, p := range products {
 		archive := filepath.Join(dir, p+".tar")
 		archives = append(archives, archive)
@@ -43,8 +41,9 @@ func (tb *Testbed) Earlier(ctx context.Context, products ...string) (Earlier, er
 			missing = append(missing, p)
 		}
 	}
-	if len(missing) > built {
-		if err := tb.compileIn(ctx, from, nil, missing...); err != nil {
+	if len(missing) > 0 {
+		build := append([]string{"run", "./tools/images", "--tag", r.Version, "-o", dir}, missing...)
+		if err := tb.compileIn(ctx, from, nil, build...); err != nil {
 			return Earlier{}, fmt.Errorf("build images of %s: %w", r.Version, err)
 		}
 	}
