@@ -15,26 +15,20 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/tools/cli"
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
 	"github.com/isthmus-net/isthmus/tools/images/product"
 )
 
-func main() {
-	if err := command().Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "images:", err)
-		os.Exit(1)
-	}
-}
+func main() { cli.Main(command()) }
 
 func command() *cobra.Command {
 	var dir, tag string
 	cmd := &cobra.Command{
-		Use:           "images [-o DIR] [--tag TAG] [controller] [agent] [gateway] [gateway-controller]",
-		Short:         "Build the product's container images as OCI archives",
-		Example:       "  go run ./tools/images -o bin/images controller agent",
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:     "images [-o DIR] [--tag TAG] [controller] [agent] [gateway] [gateway-controller]",
+		Short:   "Build the product's container images as OCI archives",
+		Example: "  go run ./tools/images -o bin/images controller agent",
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if len(names) == 0 {
 				names = product.Names()

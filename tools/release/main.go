@@ -22,16 +22,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/tools/cli"
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/images/product"
 )
 
-func main() {
-	if err := command().Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "release:", err)
-		os.Exit(1)
-	}
-}
+func main() { cli.Main(command()) }
 
 // settings are what the user asks for.
 type settings struct {
@@ -54,9 +50,7 @@ func command() *cobra.Command {
 		Short: "Build everything that users install into one folder",
 		Example: "  go run ./tools/release --version v0.1.0 --output ../release\n" +
 			"  go run ./tools/release --version v0.1.0 --output ../release --key ../release.key    # its password is in COSIGN_PASSWORD",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.unclean && s.key != "" {
 				return errors.New("--unclean: a signature would claim a commit that the files are not built from; leave out --key")

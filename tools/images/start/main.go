@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/tools/cli"
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
@@ -31,21 +32,14 @@ import (
 // emulators names QEMU's programs that run static and dynamic programs of an architecture, by Go's name of it.
 var emulators = map[string]string{"amd64": "qemu-x86_64-static", "arm64": "qemu-aarch64-static"}
 
-func main() {
-	if err := command().Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "start:", err)
-		os.Exit(1)
-	}
-}
+func main() { cli.Main(command()) }
 
 func command() *cobra.Command {
 	s := &starter{}
 	cmd := &cobra.Command{
-		Use:           "start [--architecture ARCHITECTURE] [IMAGE ...]",
-		Short:         "Start the programs of the product's images once",
-		Example:       "  go run ./tools/images/start --architecture arm64 gateway",
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:     "start [--architecture ARCHITECTURE] [IMAGE ...]",
+		Short:   "Start the programs of the product's images once",
+		Example: "  go run ./tools/images/start --architecture arm64 gateway",
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if len(names) == 0 {
 				names = product.Names()

@@ -14,32 +14,22 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/isthmus-net/isthmus/tools/cli"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "echo-server:", err)
-		os.Exit(1)
-	}
-}
+func main() { cli.Main(command()) }
 
 func command() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "echo-server",
-		Short:         "Say who answers, and count who answered",
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:   "echo-server",
+		Short: "Say who answers, and count who answered",
 	}
 	root.AddCommand(serveCommand(), clientCommand())
 	return root
