@@ -15,13 +15,11 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 )
-
-// refNameAnnotation names an image in an OCI layout (OCI image specification, "Pre-Defined Annotation Keys").
-const refNameAnnotation = "org.opencontainers.image.ref.name"
 
 func imagesCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -91,7 +89,7 @@ func pushImages(ctx context.Context, out io.Writer, from, registry string, plain
 		how = append(how, name.Insecure)
 	}
 	for _, d := range manifest.Manifests {
-		text := strings.TrimSuffix(registry, "/") + "/" + d.Annotations[refNameAnnotation]
+		text := strings.TrimSuffix(registry, "/") + "/" + d.Annotations[ocispec.AnnotationRefName]
 		ref, err := name.NewTag(text, append(how, name.StrictValidation)...)
 		if err != nil {
 			return fmt.Errorf("registry %q: %w", registry, err)

@@ -24,6 +24,9 @@ import (
 // All that an archive names is in the registry afterwards, under the same digest; pushed again, nothing changes.
 func TestPushImages(t *testing.T) {
 	t.Parallel()
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	index, err := random.Index(1000, 1, 2)
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +101,7 @@ func archiveOf(t *testing.T, named map[string]any) string {
 		t.Fatal(err)
 	}
 	for name, of := range named {
-		with := layout.WithAnnotations(map[string]string{refNameAnnotation: name})
+		with := layout.WithAnnotations(map[string]string{ocispec.AnnotationRefName: name})
 		switch of := of.(type) {
 		case v1.ImageIndex:
 			err = to.AppendIndex(of, with)

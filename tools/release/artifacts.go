@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/tools/images/oci"
@@ -87,8 +88,8 @@ func named(repository, tag string) layout.Option {
 	short := repository + ":" + tag
 	full, _ := oci.FullName(short) // of a constant, and of a version that was checked
 	return layout.WithAnnotations(map[string]string{
-		"org.opencontainers.image.ref.name": short,
-		"io.containerd.image.name":          full,
+		ocispec.AnnotationRefName: short,
+		oci.NameAnnotation:        full,
 	})
 }
 
@@ -135,13 +136,13 @@ func billOf(name, architecture string) string {
 // annotations returns what an image states about itself, by the keys of the OCI image specification.
 func (r *release) annotations(own map[string]string) map[string]string {
 	all := map[string]string{
-		"org.opencontainers.image.created":       r.stamp.Date.Format(time.RFC3339),
-		"org.opencontainers.image.revision":      r.stamp.Commit,
-		"org.opencontainers.image.version":       r.version,
-		"org.opencontainers.image.source":        homepage,
-		"org.opencontainers.image.url":           homepage,
-		"org.opencontainers.image.documentation": homepage + "/tree/" + r.version + "/docs",
-		"org.opencontainers.image.vendor":        "Isthmus",
+		ocispec.AnnotationCreated:       r.stamp.Date.Format(time.RFC3339),
+		ocispec.AnnotationRevision:      r.stamp.Commit,
+		ocispec.AnnotationVersion:       r.version,
+		ocispec.AnnotationSource:        homepage,
+		ocispec.AnnotationURL:           homepage,
+		ocispec.AnnotationDocumentation: homepage + "/tree/" + r.version + "/docs",
+		ocispec.AnnotationVendor:        "Isthmus",
 	}
 	maps.Copy(all, own)
 	return all

@@ -13,6 +13,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/static"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -58,10 +59,10 @@ func (r *release) chart(ctx context.Context, tmp string, to layout.Path, digests
 	}
 	// The media types and annotations are Helm's: https://helm.sh/docs/topics/registries/
 	img, err := newArtifact("application/vnd.cncf.helm.config.v1+json", metadata, r.annotations(map[string]string{
-		"org.opencontainers.image.title":       "isthmus",
-		"org.opencontainers.image.version":     r.chartVersion(),
-		"org.opencontainers.image.description": about.Description,
-		"org.opencontainers.image.licenses":    "Apache-2.0",
+		ocispec.AnnotationTitle:       "isthmus",
+		ocispec.AnnotationVersion:     r.chartVersion(),
+		ocispec.AnnotationDescription: about.Description,
+		ocispec.AnnotationLicenses:    "Apache-2.0",
 	}), []v1.Layer{static.NewLayer(packed, "application/vnd.cncf.helm.chart.content.v1.tar+gzip")})
 	if err != nil {
 		return err

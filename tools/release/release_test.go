@@ -23,6 +23,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"github.com/sigstore/sigstore/pkg/cryptoutils"
 	"github.com/sigstore/sigstore/pkg/signature"
@@ -281,7 +282,7 @@ func (i images) byName(t *testing.T) map[string]v1.Descriptor {
 	}
 	all := map[string]v1.Descriptor{}
 	for _, d := range manifest.Manifests {
-		all[d.Annotations["org.opencontainers.image.ref.name"]] = d
+		all[d.Annotations[ocispec.AnnotationRefName]] = d
 	}
 	return all
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/sigstore/sigstore/pkg/cryptoutils"
 	"github.com/sigstore/sigstore/pkg/signature"
 	"github.com/sigstore/sigstore/pkg/signature/dsse"
@@ -94,7 +95,7 @@ func (r *release) signImage(to layout.Path, repository string, digest v1.Hash) e
 		return err
 	}
 	return to.AppendImage(img, layout.WithAnnotations(map[string]string{
-		"org.opencontainers.image.ref.name": repository + ":" + strings.ReplaceAll(digest.String(), ":", "-") + ".sig",
+		ocispec.AnnotationRefName: repository + ":" + strings.ReplaceAll(digest.String(), ":", "-") + "." + suffix,
 	}))
 }
 

@@ -31,9 +31,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// nameAnnotation is the annotation in which containerd expects the full name of an image:
+// NameAnnotation is the annotation in which containerd expects the full name of an image:
 // https://github.com/containerd/containerd/blob/main/core/images/annotations.go
-const nameAnnotation = "io.containerd.image.name"
+const NameAnnotation = "io.containerd.image.name"
 
 // Spec describes an image except for its files.
 type Spec struct {
@@ -143,7 +143,7 @@ func Read(file string) ([]Image, error) {
 		}
 		var images []Image
 		for _, m := range index.Manifests {
-			if name := m.Annotations[nameAnnotation]; name != "" {
+			if name := m.Annotations[NameAnnotation]; name != "" {
 				images = append(images, Image{Name: name, Digest: m.Digest.String()})
 			}
 		}
@@ -199,7 +199,7 @@ func writeArchive(file string, names []string, img v1.Image, layer *layerFile) e
 			MediaType:   types.OCIManifestSchema1,
 			Size:        int64(len(manifest)),
 			Digest:      digest,
-			Annotations: map[string]string{nameAnnotation: full},
+			Annotations: map[string]string{NameAnnotation: full},
 		})
 	}
 	indexJSON, err := json.Marshal(index)

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/images/deb"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
@@ -67,14 +69,14 @@ func Compile(ctx context.Context, dir, name, architecture string, version compil
 		Architecture: architecture, Created: version.Date,
 		Entrypoint: []string{"/" + program}, User: p.user,
 		Labels: map[string]string{
-			"org.opencontainers.image.title":       program,
-			"org.opencontainers.image.description": p.about,
-			"org.opencontainers.image.licenses":    "Apache-2.0",
+			ocispec.AnnotationTitle:       program,
+			ocispec.AnnotationDescription: p.about,
+			ocispec.AnnotationLicenses:    "Apache-2.0",
 		},
 	}}
 	if p.program != "" { // the texts of the Debian packages' licences are in usr/share/doc
 		i.Spec.Env = []string{"PATH=" + filepath.Dir(p.program)}
-		i.Spec.Labels["org.opencontainers.image.licenses"] = "Apache-2.0 AND GPL-2.0-or-later"
+		i.Spec.Labels[ocispec.AnnotationLicenses] = "Apache-2.0 AND GPL-2.0-or-later"
 	}
 	build := compile.Go(ctx, "build", version.LinkerFlags(), "-o", i.Program, "github.com/isthmus-net/isthmus/cmd/"+program)
 	build.Env = append(build.Env, "GOOS=linux")
