@@ -1,7 +1,6 @@
 package main
 
 import (
-	"archive/tar"
 	"bytes"
 	"crypto"
 	"crypto/elliptic"
@@ -90,6 +89,13 @@ func read(t *testing.T, path ...string) []byte {
 		t.Fatal(err)
 	}
 	return content
+}
+
+func untar(t *testing.T, archive, to string) {
+	t.Helper()
+	if said, err := exec.CommandContext(t.Context(), "tar", "-xf", archive, "-C", to).CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v\n%s", err, said)
+	}
 }
 
 func checkSums(t *testing.T, dir string) {
@@ -185,10 +191,7 @@ func checkSignatures(t *testing.T, dir string) {
 func checkMachine(t *testing.T, dir string) {
 	t.Helper()
 	to := t.TempDir()
-	untar := exec.CommandContext(t.Context(), "tar", "-xzf", filepath.Join(dir, "isthmus-gateway-linux-amd64.tar.gz"), "-C", to)
-	if said, err := untar.CombinedOutput(); err != nil {
-		t.Fatalf("tar: %v\n%s", err, said)
-	}
+	untar(t, filepath.Join(dir, "isthmus-gateway-linux-amd64.tar.gz"), to)
 	if !bytes.Equal(read(t, to, "isthmus-gateway.service"), read(t, "../../deploy/systemd/isthmus-gateway.service")) {
 		t.Error("the unit is not that of deploy/systemd")
 	}
@@ -244,25 +247,8 @@ type images struct {
 func unpack(t *testing.T, release string) images {
 	t.Helper()
 	i := images{dir: t.TempDir()}
-	f, err := os.Open(filepath.Join(release, imagesFile))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	for in := tar.NewReader(f); ; {
-		h, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, err := io.ReadAll(in)
-		to := filepath.Join(i.dir, filepath.FromSlash(h.Name))
-		if err := errors.Join(err, os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, content, 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	untar(t, filepath.Join(release, imagesFile), i.dir)
+	var err error
 	if i.path, err = layout.FromPath(i.dir); err != nil {
 		t.Fatal(err)
 	}
