@@ -144,11 +144,7 @@ func checkSignatures(t *testing.T, dir string) {
 	if err := dsse.WrapVerifier(verifier).VerifySignature(bytes.NewReader(envelope), nil); err != nil {
 		t.Errorf("signature of the provenance: %v", err)
 	}
-	var sealed struct{ Payload []byte }
-	var s statement
-	if err := errors.Join(json.Unmarshal(envelope, &sealed), json.Unmarshal(sealed.Payload, &s)); err != nil {
-		t.Fatal(err)
-	}
+	s := provenanceOf(t, envelope)
 	if have, want := len(s.Subject), bytes.Count(sums, []byte("\n")); have != want || len(s.Predicate.BuildDefinition.ResolvedDependencies) != 1 {
 		t.Errorf("the provenance is about %d files of %d", have, want)
 	}
@@ -156,35 +152,39 @@ func checkSignatures(t *testing.T, dir string) {
 	signatures := 0
 	for name, d := range images.byName(t) {
 		repository, tag, _ := strings.Cut(name, ":")
-		if strings.HasSuffix(tag, ".sig") {
-			continue
-		}
-		with, ok := images.byName(t)[repository+":"+strings.ReplaceAll(d.Digest.String(), ":", "-")+".sig"]
-		if !ok {
-			t.Errorf("%s is not signed", name)
+		if strings.HasPrefix(tag, "sha256-") {
 			continue
 		}
 		signatures++
-		img, err := images.path.Image(with.Digest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		manifest, err := img.Manifest()
-		if err != nil {
-			t.Fatal(err)
-		}
-		payload := images.blob(t, manifest.Layers[0].Digest)
-		signed, err := base64.StdEncoding.DecodeString(manifest.Layers[0].Annotations["dev.cosignproject.cosign/signature"])
+		payload, annotation := images.attached(t, repository, d.Digest, "sig")
+		signed, err := base64.StdEncoding.DecodeString(annotation)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := verifier.VerifySignature(bytes.NewReader(signed), bytes.NewReader(payload)); err != nil || !bytes.Contains(payload, []byte(d.Digest.String())) {
 			t.Errorf("signature of %s: %v in %s", name, err, payload)
 		}
+		envelope, _ := images.attached(t, repository, d.Digest, "att")
+		if err := dsse.WrapVerifier(verifier).VerifySignature(bytes.NewReader(envelope), nil); err != nil {
+			t.Errorf("signature of the provenance of %s: %v", name, err)
+		}
+		if s := provenanceOf(t, envelope); len(s.Subject) != 1 || s.Subject[0].Digest["sha256"] != d.Digest.Hex {
+			t.Errorf("the provenance of %s is about %v", name, s.Subject)
+		}
 	}
 	if signatures != 6 {
 		t.Errorf("%d artifacts are signed, want five images and the chart", signatures)
 	}
+}
+
+// provenanceOf returns the statement in an envelope.
+func provenanceOf(t *testing.T, envelope []byte) (s statement) {
+	t.Helper()
+	var sealed struct{ Payload []byte }
+	if err := errors.Join(json.Unmarshal(envelope, &sealed), json.Unmarshal(sealed.Payload, &s)); err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // The archive for virtual machines has a static program that runs as it is, and the unit that starts it.
@@ -278,6 +278,26 @@ func (i images) blob(t *testing.T, digest v1.Hash) []byte {
 	return read(t, i.dir, "blobs", digest.Algorithm, digest.Hex)
 }
 
+// attached returns the content of the artifact about an image, and the signature in its annotations.
+func (i images) attached(t *testing.T, repository string, digest v1.Hash, suffix string) (content []byte, signature string) {
+	t.Helper()
+	name := repository + ":" + strings.ReplaceAll(digest.String(), ":", "-") + "." + suffix
+	d, ok := i.byName(t)[name]
+	if !ok {
+		t.Fatalf("there is no %s", name)
+	}
+	img, err := i.path.Image(d.Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := img.Manifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := manifest.Layers[0]
+	return i.blob(t, layer.Digest), layer.Annotations[signatureAnnotation]
+}
+
 // The archive is a valid OCI layout, and the chart and the manifests name its images by digest.
 func checkImages(t *testing.T, dir string) {
 	t.Helper()
@@ -331,7 +351,7 @@ func checkRegistry(t *testing.T, dir string) {
 	to := strings.TrimPrefix(server.URL, "http://") + "/team"
 	push := exec.CommandContext(t.Context(), filepath.Join(dir, "isthmusctl-linux-amd64"), "images", "push", to, "--from", filepath.Join(dir, imagesFile), "--plain-http")
 	said, err := push.CombinedOutput()
-	if err != nil || strings.Count(string(said), ".sig@sha256:") != 6 || strings.Count(string(said), "\n") != 12 {
+	if err != nil || strings.Count(string(said), ".sig@sha256:") != 6 || strings.Count(string(said), ".att@sha256:") != 6 || strings.Count(string(said), "\n") != 18 {
 		t.Fatalf("isthmusctl images push: %v\n%s", err, said)
 	}
 	install := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "template", "isthmus",

@@ -32,7 +32,10 @@ const (
 )
 
 // key signs a release.
-type key struct{ signature.SignerVerifier }
+type key struct {
+	signature.SignerVerifier
+	public []byte // PEM
+}
 
 // readKey reads a private key: PKCS #8, PKCS #1 or SEC 1 in PEM, or an encrypted one of cosign.
 func readKey(file string) (*key, error) {
@@ -48,11 +51,16 @@ func readKey(file string) (*key, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--key %s: %w", file, err)
 	}
-	return &key{signer}, nil
+	public, err := signer.PublicKey()
+	if err != nil {
+		return nil, fmt.Errorf("--key %s: %w", file, err)
+	}
+	text, err = cryptoutils.MarshalPublicKeyToPEM(public)
+	return &key{signer, text}, err
 }
 
-// signImage adds cosign's signature of an image to the images: an artifact under the tag that cosign derives from the digest
-// (https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md).
+// signImage adds cosign's signature of an image, and its provenance, to the images
+// (https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md and ATTESTATION_SPEC.md).
 func (r *release) signImage(to layout.Path, repository string, digest v1.Hash) error {
 	if r.key == nil {
 		return nil
@@ -80,7 +88,23 @@ func (r *release) signImage(to layout.Path, repository string, digest v1.Hash) e
 	if err != nil {
 		return fmt.Errorf("sign %s: %w", repository, err)
 	}
-	layer := static.NewLayer(text, "application/vnd.dev.cosign.simplesigning.v1+json")
+	envelope, err := r.provenance(subject{repository, map[string]string{digest.Algorithm: digest.Hex}})
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		attach(to, repository, digest, "sig", static.NewLayer(text, "application/vnd.dev.cosign.simplesigning.v1+json"),
+			map[string]string{signatureAnnotation: base64.StdEncoding.EncodeToString(signed)}),
+		attach(to, repository, digest, "att", static.NewLayer(envelope, "application/vnd.dsse.envelope.v1+json"),
+			map[string]string{signatureAnnotation: "", "predicateType": predicateType}),
+	)
+}
+
+// signatureAnnotation is the annotation of a layer with cosign's signature of its content. It is empty if the content has its own.
+const signatureAnnotation = "dev.cosignproject.cosign/signature"
+
+// attach adds an artifact about an image, under the tag that cosign derives from the digest.
+func attach(to layout.Path, repository string, digest v1.Hash, suffix string, layer v1.Layer, annotations map[string]string) error {
 	id, err := layer.DiffID()
 	if err != nil {
 		return err
@@ -89,8 +113,7 @@ func (r *release) signImage(to layout.Path, repository string, digest v1.Hash) e
 	if err != nil {
 		return err
 	}
-	img, err := newArtifact(types.OCIConfigJSON, config, nil, []v1.Layer{layer},
-		map[string]string{"dev.cosignproject.cosign/signature": base64.StdEncoding.EncodeToString(signed)})
+	img, err := newArtifact(types.OCIConfigJSON, config, nil, []v1.Layer{layer}, annotations)
 	if err != nil {
 		return err
 	}
@@ -113,25 +136,18 @@ func (r *release) sign(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("sign %s: %w", sumsFile, err)
 	}
-	public, err := r.key.PublicKey()
+	var files []subject
+	for line := range strings.Lines(string(sums)) {
+		sum, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
+		files = append(files, subject{name, map[string]string{"sha256": sum}})
+	}
+	envelope, err := r.provenance(files...)
 	if err != nil {
 		return err
-	}
-	text, err := cryptoutils.MarshalPublicKeyToPEM(public)
-	if err != nil {
-		return err
-	}
-	statement, err := json.Marshal(r.provenance(sums))
-	if err != nil {
-		return err
-	}
-	envelope, err := dsse.WrapSigner(r.key, "application/vnd.in-toto+json").SignMessage(bytes.NewReader(statement))
-	if err != nil {
-		return fmt.Errorf("sign the provenance: %w", err)
 	}
 	return errors.Join(
 		os.WriteFile(r.path(signatureFile), []byte(base64.StdEncoding.EncodeToString(signed)+"\n"), 0o644),
-		os.WriteFile(r.path(publicKeyFile), text, 0o644),
+		os.WriteFile(r.path(publicKeyFile), r.key.public, 0o644),
 		os.WriteFile(r.path(provenanceFile), append(envelope, '\n'), 0o644),
 	)
 }
@@ -144,7 +160,7 @@ type statement struct {
 	Predicate     provenance `json:"predicate"`
 }
 
-// subject is a file of the release.
+// subject is a file or an image of the release.
 type subject struct {
 	Name   string            `json:"name"`
 	Digest map[string]string `json:"digest"`
@@ -168,17 +184,25 @@ type dependency struct {
 	Digest map[string]string `json:"digest"`
 }
 
-// provenance states the source of the files among the checksums.
-func (r *release) provenance(sums []byte) statement {
-	s := statement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
-	for line := range strings.Lines(string(sums)) {
-		sum, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
-		s.Subject = append(s.Subject, subject{name, map[string]string{"sha256": sum}})
-	}
+// predicateType is that of SLSA provenance.
+const predicateType = "https://slsa.dev/provenance/v1"
+
+// provenance returns the signed statement about the source of files or images, as a DSSE envelope
+// (https://github.com/secure-systems-lab/dsse).
+func (r *release) provenance(of ...subject) ([]byte, error) {
+	s := statement{Type: "https://in-toto.io/Statement/v1", Subject: of, PredicateType: predicateType}
 	definition := &s.Predicate.BuildDefinition
 	definition.BuildType = homepage + "/tree/" + r.version + "/tools/release"
 	definition.ExternalParameters = map[string]string{"version": r.version, "platforms": strings.Join(r.platforms, ",")}
 	definition.ResolvedDependencies = []dependency{{"git+" + homepage + "@refs/tags/" + r.version, map[string]string{"gitCommit": r.stamp.Commit}}}
 	s.Predicate.RunDetails.Builder.ID = homepage + "/tree/" + r.version + "/tools/release"
-	return s
+	text, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	envelope, err := dsse.WrapSigner(r.key, "application/vnd.in-toto+json").SignMessage(bytes.NewReader(text))
+	if err != nil {
+		return nil, fmt.Errorf("sign the provenance: %w", err)
+	}
+	return envelope, nil
 }
