@@ -25,6 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/cli"
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/images/product"
+	"github.com/isthmus-net/isthmus/tools/release/published"
 )
 
 func main() { cli.Main(command()) }
@@ -95,6 +96,9 @@ func build(ctx context.Context, out io.Writer, s settings) error {
 	if s.key != "" {
 		if r.key, err = readKey(s.key); err != nil {
 			return err
+		}
+		if err := published.CheckKey(r.key.public); err != nil && !s.unclean {
+			return fmt.Errorf("--key %s: %w", s.key, err)
 		}
 	}
 	if err := r.source(ctx); err != nil {

@@ -22,8 +22,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/sigstore/sigstore/pkg/cryptoutils"
 	"github.com/sigstore/sigstore/pkg/signature"
 	"github.com/sigstore/sigstore/pkg/signature/dsse"
@@ -403,6 +403,14 @@ func TestSettings(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(full, "x"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	private, _, err := cryptoutils.GeneratePEMEncodedECDSAKeyPair(elliptic.P256(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unpublished := filepath.Join(t.TempDir(), "release.key")
+	if err := os.WriteFile(unpublished, private, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	good := settings{version: "v1.2.3", output: full, platforms: everywhere, unclean: true}
 	for _, tt := range []struct {
 		want   string
@@ -415,6 +423,7 @@ func TestSettings(t *testing.T) {
 		{`--platforms: "linux/riscv64" is none of linux/amd64`, func(s *settings) { s.platforms = []string{"linux/riscv64"} }},
 		{`--images: "agnet" is none of agent, controller`, func(s *settings) { s.images = []string{"agnet"} }},
 		{"--platforms: name at least one of Linux", func(s *settings) { s.platforms = []string{"darwin/arm64"} }},
+		{"its public key is not the newest of tools/release/published/KEYS", func(s *settings) { s.key, s.unclean = unpublished, false }},
 		{"--key " + filepath.Join(full, "x") + ": PEM decoding failed", func(s *settings) { s.key = filepath.Join(full, "x") }},
 	} {
 		s := good

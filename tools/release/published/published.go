@@ -1,8 +1,12 @@
-// Package published lists the releases of Isthmus, and candidates for one, with their commits. Upgrades are tested from the newest one.
+// Package published lists the releases of Isthmus, and candidates for one, with their commits, and the public keys that sign them. Upgrades
+// are tested from the newest release.
 package published
 
 import (
+	"bytes"
 	_ "embed"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,6 +44,24 @@ func Check(version, commit string) error {
 	at := slices.IndexFunc(all, func(r Release) bool { return r.Version == version })
 	if at >= 0 && all[at].Commit != commit {
 		return fmt.Errorf("%s is of commit %s, and this is %s: check that commit out, or choose the next version", version, all[at].Commit, commit)
+	}
+	return nil
+}
+
+//go:embed KEYS
+var keys []byte
+
+// CheckKey returns an error if a public key (PEM) is not the newest one of KEYS, with which users compare it.
+func CheckKey(public []byte) error { return checkKey(keys, public) }
+
+func checkKey(keys, public []byte) error {
+	given, _ := pem.Decode(public)
+	if given == nil {
+		return errors.New("it is not a public key in PEM")
+	}
+	newest, _ := pem.Decode(keys)
+	if newest == nil || !bytes.Equal(newest.Bytes, given.Bytes) {
+		return fmt.Errorf("its public key is not the newest of tools/release/published/KEYS, with which users compare it; commit it there first:\n%s", public)
 	}
 	return nil
 }

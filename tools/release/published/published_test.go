@@ -1,6 +1,8 @@
 package published
 
 import (
+	"crypto/x509"
+	"encoding/pem"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +30,34 @@ func TestReleases(t *testing.T) {
 	}
 	if err := Check(all[0].Version, strings.Repeat("0", 40)); err == nil || !strings.Contains(err.Error(), all[0].Commit) {
 		t.Errorf("another commit: %v", err)
+	}
+}
+
+// Only the newest of the published keys signs a release. Text between keys does not count.
+func TestCheckKey(t *testing.T) {
+	t.Parallel()
+	block := func(content string) []byte {
+		return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte(content)})
+	}
+	all := slices.Concat([]byte("since v0.2.0\n\n"), block("new"), []byte("\nsince v0.1.0\n"), block("old"))
+	if err := checkKey(all, block("new")); err != nil {
+		t.Error(err)
+	}
+	for name, tt := range map[string]struct{ keys, public []byte }{
+		"a former key": {all, block("old")}, "another key": {all, block("mine")}, "no key is published": {[]byte("none yet\n"), block("new")}, "no key": {all, nil},
+	} {
+		if err := checkKey(tt.keys, tt.public); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	for rest := keys; ; { // all of KEYS are public keys
+		var one *pem.Block
+		if one, rest = pem.Decode(rest); one == nil {
+			break
+		}
+		if _, err := x509.ParsePKIXPublicKey(one.Bytes); err != nil || one.Type != "PUBLIC KEY" {
+			t.Errorf("KEYS has a %s: %v", one.Type, err)
+		}
 	}
 }
 
