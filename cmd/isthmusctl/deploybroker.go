@@ -42,7 +42,7 @@ A second run keeps all settings that no flag names. Members apply changed settin
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --admit-any-cluster -o broker-info.yaml
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --clusterset-ip-cidr-range 243.0.0.0/8,fd00:10::/48
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --profile lighthouse
-  isthmusctl deploy-broker --kubeconfig broker.kubeconfig --quota-controller registry.example.org/team/isthmus/controller:v0.1.0`,
+  isthmusctl deploy-broker --kubeconfig broker.kubeconfig --quota-controller registry.example.org/team/isthmus/controller:v0.1.0 --image-pull-secrets pull`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
@@ -59,6 +59,9 @@ A second run keeps all settings that no flag names. Members apply changed settin
 				if cmd.Flags().Changed(flag) && !b.AdmitAnyCluster {
 					return fmt.Errorf("--%s requires --admit-any-cluster, which writes a file for clusters of any id; isthmusctl invite ID writes one for a single cluster", flag)
 				}
+			}
+			if err := checkPullSecrets(b.PullSecrets, "quota-controller", b.QuotaController); err != nil {
+				return err
 			}
 			return deployBroker(cmd, t, b, output)
 		},
@@ -88,11 +91,25 @@ func bindBrokerSettings(f *pflag.FlagSet, b *membership.Broker) {
 	choice(f, &b.Settings.Endpoints, "endpoints", "endpoints that members export, those of pods or of the Service", v1alpha1.EndpointsPods, v1alpha1.EndpointsServiceVIP)
 	choice(f, &b.Settings.ConflictPrecedence, "conflict-precedence", "time by which the oldest export is determined", v1alpha1.PrecedenceExportTime, v1alpha1.PrecedenceBrokerTime)
 	f.StringVar(&b.QuotaController, "quota-controller", "", "image of isthmus-controller with which the broker's cluster runs the quota controller; none removes it (default: what is deployed stays)")
+	bindPullSecrets(f, &b.PullSecrets)
 	f.DurationVar(&b.CredentialLifetime, "credential-lifetime", 0, "lifetime of members' credentials, which their controllers renew when half of it has passed (default: the present value, initially 168h)")
 	f.Lookup("credential-lifetime").DefValue = "" // the text has it
 	f.BoolVar(&b.AdmitAnyCluster, "admit-any-cluster", false, "write a file with which any new cluster joins; without it such files end")
 	f.Int64Var(&b.AdmitAtMost, "admit-at-most", 10, "how many clusters that file admits")
 	f.DurationVar(&b.TokenTTL, "valid-for", 24*time.Hour, "lifetime of that file")
+}
+
+// bindPullSecrets binds the flag with the Secrets for an image on the broker.
+func bindPullSecrets(f *pflag.FlagSet, names *[]string) {
+	f.StringSliceVar(names, "image-pull-secrets", nil, "Secrets in the broker's namespace with the registry's credentials for that image; an empty value removes them (default: the present ones)")
+}
+
+// checkPullSecrets refuses Secrets for an image without that image, which a flag names.
+func checkPullSecrets(names []string, flag, image string) error {
+	if names != nil && (image == "" || image == membership.NoQuotaController) {
+		return fmt.Errorf("--image-pull-secrets requires --%s IMAGE, which is pulled with them", flag)
+	}
+	return nil
 }
 
 func deployBroker(cmd *cobra.Command, t target, b membership.Broker, output string) error {

@@ -52,6 +52,9 @@ with a token of ServiceAccount isthmus-lighthouse-bridge.`,
 		Example: `  isthmusctl lighthouse bridge --kubeconfig broker.kubeconfig --image registry.example.org/team/isthmus/controller:v0.1.0
   isthmusctl lighthouse bridge east --kubeconfig broker.kubeconfig`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkPullSecrets(l.PullSecrets, "image", l.Image); err != nil {
+				return err
+			}
 			for _, id := range args {
 				l.Clusters = append(l.Clusters, clusterset.ClusterID(id))
 			}
@@ -79,6 +82,7 @@ with a token of ServiceAccount isthmus-lighthouse-bridge.`,
 	}
 	bindSubmariner(cmd, &t, &l)
 	cmd.Flags().StringVar(&l.Image, "image", "", "image of isthmus-controller with which the broker's cluster runs the bridge (default: what is deployed stays)")
+	bindPullSecrets(cmd.Flags(), &l.PullSecrets)
 	return cmd
 }
 

@@ -54,6 +54,8 @@ type Broker struct {
 	// QuotaController is the image of isthmus-controller with which the cluster runs the quota controller: "" keeps what there is,
 	// NoQuotaController removes it.
 	QuotaController string
+	// PullSecrets are the names of Secrets in Namespace with which nodes pull that image: nil keeps those that there are.
+	PullSecrets []string
 	// CredentialLifetime is that of members' tokens; 0 keeps the present value, initially 7 days.
 	CredentialLifetime time.Duration
 	// AdmitAnyCluster writes a BrokerInfo that admits new clusters with any id. Without it the earlier ones end.

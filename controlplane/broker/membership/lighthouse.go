@@ -41,6 +41,8 @@ type LighthouseBridge struct {
 	Silence time.Duration
 	// Image runs the bridge as a Deployment in Namespace. With an empty one, DeployLighthouseBridge only writes its rights.
 	Image string
+	// PullSecrets are the names of Secrets in Namespace with which nodes pull Image: nil keeps those that there are.
+	PullSecrets []string
 }
 
 // Bridged is a cluster of Submariner that the bridge represents.
@@ -72,10 +74,12 @@ func DeployLighthouseBridge(ctx context.Context, broker client.Client, l Lightho
 		}
 		all = append(all, b)
 	}
-	for _, obj := range l.objects() {
-		if err := admin.Apply(ctx, broker, obj); err != nil {
-			return all, err
-		}
+	running, err := runningOn(ctx, broker, l.Namespace, v1alpha1.LighthouseBridge)
+	if err != nil {
+		return all, err
+	}
+	if err := applyAll(ctx, broker, running.keep(l.objects())); err != nil {
+		return all, err
 	}
 	return all, l.grant(ctx, broker)
 }
@@ -230,7 +234,7 @@ func (l LighthouseBridge) objects() []client.Object {
 		reviews(l.Namespace, "lighthouse-bridge", v1alpha1.LighthouseBridge),
 	}
 	if l.Image != "" {
-		d := brokerDeployment(meta, l.Image, "bridge", "--lighthouse-bridge="+l.Lighthouse)
+		d := brokerDeployment(meta, l.Image, l.PullSecrets, "bridge", "--lighthouse-bridge="+l.Lighthouse)
 		objects = append(objects, d)
 	}
 	return objects

@@ -54,12 +54,11 @@ func (b Broker) quotaController(ctx context.Context, c client.Client) error {
 	if b.QuotaController == NoQuotaController {
 		return b.removeQuotaController(ctx, c)
 	}
-	for _, obj := range b.quotaObjects() {
-		if err := admin.Apply(ctx, c, obj); err != nil {
-			return err
-		}
+	running, err := runningOn(ctx, c, b.Namespace, v1alpha1.QuotaController)
+	if err != nil {
+		return err
 	}
-	return nil
+	return applyAll(ctx, c, running.keep(b.quotaObjects()))
 }
 
 // quotaObjects returns the rights of the quota controller, and its Deployment if b names an image.
@@ -74,7 +73,7 @@ func (b Broker) quotaObjects() []client.Object {
 	if b.QuotaController == "" {
 		return objects
 	}
-	return append(objects, brokerDeployment(meta, b.QuotaController, "quota-controller", "--quota-controller"))
+	return append(objects, brokerDeployment(meta, b.QuotaController, b.PullSecrets, "quota-controller", "--quota-controller"))
 }
 
 // reviews returns the right of a controller on the broker to review the tokens of requests for its metrics.
@@ -113,14 +112,21 @@ func (b Broker) removeQuotaController(ctx context.Context, c client.Client) erro
 }
 
 // brokerDeployment returns a Deployment of isthmus-controller on the broker, with the flag that says what it controls. One replica
-// acts, the other one waits for its Lease.
-func brokerDeployment(meta metav1.ObjectMeta, image, container, flag string) *appsv1.Deployment {
+// acts, the other one waits for its Lease. Without pullSecrets (nil), it keeps those of the Deployment that runs (deployment.keep).
+func brokerDeployment(meta metav1.ObjectMeta, image string, pullSecrets []string, container, flag string) *appsv1.Deployment {
 	selector := map[string]string{"app.kubernetes.io/name": meta.Name}
 	probe := func(path string) *corev1.Probe {
 		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromString("https"), Scheme: corev1.URISchemeHTTPS}}}
 	}
 	healthy := probe("/healthz")
 	healthy.InitialDelaySeconds, healthy.FailureThreshold = 10, 6
+	var pull []corev1.LocalObjectReference
+	if pullSecrets != nil {
+		pull = []corev1.LocalObjectReference{}
+	}
+	for _, name := range pullSecrets {
+		pull = append(pull, corev1.LocalObjectReference{Name: name})
+	}
 	return &appsv1.Deployment{
 		ObjectMeta: meta,
 		Spec: appsv1.DeploymentSpec{
@@ -129,7 +135,7 @@ func brokerDeployment(meta metav1.ObjectMeta, image, container, flag string) *ap
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: selector},
 				Spec: corev1.PodSpec{
-					ServiceAccountName: meta.Name,
+					ServiceAccountName: meta.Name, ImagePullSecrets: pull,
 					SecurityContext: &corev1.PodSecurityContext{
 						RunAsNonRoot: new(true), RunAsUser: new(int64(65532)), RunAsGroup: new(int64(65532)),
 						SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},

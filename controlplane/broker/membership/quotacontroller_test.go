@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,12 @@ func TestDeployQuotaController(t *testing.T) {
 			t.Errorf("probes and Prometheus ask at %+v", ports)
 		}
 	}
+	for _, tt := range []struct{ given, want []string }{{[]string{"pull", "more"}, []string{"pull", "more"}}, {nil, []string{"pull", "more"}}, {[]string{}, nil}} {
+		deploy(t, Broker{Namespace: namespace, QuotaController: "isthmus/controller:v2", PullSecrets: tt.given})
+		if have := pullSecrets(t, c, key); !slices.Equal(have, tt.want) {
+			t.Errorf("given the pull secrets %q it has %q, want %q", tt.given, have, tt.want)
+		}
+	}
 	config := &v1alpha1.ClusterSetConfig{}
 	if err := c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: v1alpha1.ClusterSetConfigName}, config); err != nil {
 		t.Fatal(err)
@@ -80,4 +87,18 @@ func TestDeployQuotaController(t *testing.T) {
 	if err := c.Get(t.Context(), key, &appsv1.Deployment{}); !apierrors.IsNotFound(err) {
 		t.Errorf("none left a Deployment: %v", err)
 	}
+}
+
+// pullSecrets returns the names of the Secrets with which a Deployment's image is pulled.
+func pullSecrets(t *testing.T, c client.Client, key client.ObjectKey) []string {
+	t.Helper()
+	d := &appsv1.Deployment{}
+	if err := c.Get(t.Context(), key, d); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, r := range d.Spec.Template.Spec.ImagePullSecrets {
+		names = append(names, r.Name)
+	}
+	return names
 }

@@ -81,7 +81,7 @@ func PlanBroker(ctx context.Context, broker client.Client, namespace, image stri
 		return Upgrade{}, err
 	}
 	b.QuotaController = quota.imageLike(image)
-	own := quota.keepReplicas(b.quotaObjects())
+	own := quota.keep(b.quotaObjects())
 	optional, err := b.optional(ctx, broker, image)
 	if err != nil {
 		return Upgrade{}, err
@@ -99,7 +99,7 @@ func PlanBroker(ctx context.Context, broker client.Client, namespace, image stri
 	}
 	u := Upgrade{apply: func(ctx context.Context) error {
 		settled := b
-		settled.QuotaController = "" // it is among own, with its replicas
+		settled.QuotaController = "" // it is among own
 		if _, err := settled.deploy(ctx, broker); err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func (b Broker) optional(ctx context.Context, broker client.Client, image string
 	}
 	l := LighthouseBridge{Namespace: b.Namespace, Lighthouse: there, Image: bridge.imageLike(image)}
 	rights, err := l.rights(ctx, broker)
-	return slices.Concat(own, bridge.keepReplicas(l.objects()), []client.Object{rights}), err
+	return slices.Concat(own, bridge.keep(l.objects()), []client.Object{rights}), err
 }
 
 // applyAll writes objects.
@@ -193,11 +193,16 @@ func (d deployment) imageLike(image string) string {
 	return repository + tag
 }
 
-// keepReplicas gives the Deployment among objects the replicas that it has.
-func (d deployment) keepReplicas(objects []client.Object) []client.Object {
+// keep gives the Deployment among objects the replicas that d has, and its pull secrets unless others are given.
+func (d deployment) keep(objects []client.Object) []client.Object {
 	for _, o := range objects {
-		if want, ok := o.(*appsv1.Deployment); ok && d.Deployment != nil {
-			want.Spec.Replicas = d.Spec.Replicas
+		want, ok := o.(*appsv1.Deployment)
+		if !ok || d.Deployment == nil {
+			continue
+		}
+		want.Spec.Replicas = d.Spec.Replicas
+		if pod := &want.Spec.Template.Spec; pod.ImagePullSecrets == nil {
+			pod.ImagePullSecrets = d.Spec.Template.Spec.ImagePullSecrets
 		}
 	}
 	return objects

@@ -16,7 +16,7 @@ import (
 // The plan for a broker of another version names what differs, and nothing else. Its files for joining stay valid, and so do all settings.
 func TestUpgradeBroker(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{
-		Namespace: "older", ClusterSetID: "prod", QuotaController: "registry.example.org/team/isthmus/controller:v0.1.0", AdmitAtMost: 7,
+		Namespace: "older", ClusterSetID: "prod", QuotaController: "registry.example.org/team/isthmus/controller:v0.1.0", PullSecrets: []string{"pull"}, AdmitAtMost: 7,
 	})
 	before, err := readConfig(t.Context(), asAdmin, "older")
 	if err != nil {
@@ -86,6 +86,9 @@ func TestUpgradeBroker(t *testing.T) {
 		t.Errorf("the file for joining is not valid any more: %v", err)
 	}
 }
+	if have := pullSecrets(t, asAdmin, client.ObjectKeyFromObject(d)); !slices.Equal(have, []string{"pull"}) {
+		t.Errorf("it has the pull secrets %q", have)
+	}
 
 // A broker without a quota controller gets none, and a cluster without a broker is left as it is.
 func TestUpgradeWithoutQuotaController(t *testing.T) {

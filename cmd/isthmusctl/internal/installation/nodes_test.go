@@ -59,7 +59,7 @@ func kubelet(t *testing.T, cluster kubernetes.Interface, namespace string, phase
 
 // Every Linux node gets one pod with the agent's own flags and rights, and the error names each node that was not cleaned.
 func TestClean(t *testing.T) {
-	cluster, _ := installed(t, "cleaned", map[string]any{"agent": map[string]any{"extraArgs": []any{"--check-interval=9s"}}})
+	cluster, _ := installed(t, "cleaned", map[string]any{"image": map[string]any{"pullSecrets": []any{"pull"}}, "agent": map[string]any{"extraArgs": []any{"--check-interval=9s"}}})
 	c := Cleaner{Cluster: cluster, Namespace: "cleaned", Component: "agent", Timeout: 30 * time.Second}
 	addNode(t, cluster, "good", corev1.ConditionTrue)
 	addNode(t, cluster, "bad", corev1.ConditionTrue)
@@ -78,6 +78,9 @@ func TestClean(t *testing.T) {
 	}
 	if len(spec.Containers) == 1 && (spec.Containers[0].SecurityContext == nil || !slices.Contains(spec.Containers[0].SecurityContext.Capabilities.Add, "BPF")) {
 		t.Errorf("without the agent's rights: %v", spec.Containers[0].SecurityContext)
+	}
+	if len(spec.ImagePullSecrets) != 1 || spec.ImagePullSecrets[0].Name != "pull" {
+		t.Errorf("its image is pulled with %v", spec.ImagePullSecrets)
 	}
 	var set *appsv1.DaemonSet
 	if set, err = c.DaemonSet(t.Context()); err != nil || set == nil || set.Spec.Template.Spec.NodeSelector[nowhere] != "true" {
