@@ -186,7 +186,7 @@ func (u *upgradeFlags) planChart(ctx context.Context, up *upgrade, installed *in
 		up.Steps = append(up.Steps, skip("chart", "no --chart"))
 		return nil, nil //nolint:nilnil // documented
 	}
-	to, err := loadChart(ctx, u.chart, u.plain)
+	to, err := loadChart(u.chart, u.plain)
 	if err != nil {
 		return nil, fmt.Errorf("--chart: %w", err)
 	}
