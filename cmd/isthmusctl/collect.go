@@ -132,7 +132,7 @@ func (c *collector) federation(ctx context.Context, r *report) error {
 		err = c.client.Get(ctx, client.ObjectKey{Name: federationv1alpha1.ClaimID}, id)
 	}
 	switch {
-	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+	case isAbsent(err), apierrors.IsForbidden(err):
 		return nil
 	case err != nil:
 		return fmt.Errorf("read the cluster's Federation: %w", err)
@@ -145,7 +145,7 @@ func (c *collector) member(ctx context.Context, r *report) error {
 	members := &v1alpha1.MemberList{}
 	err := c.client.List(ctx, members, client.InNamespace(c.namespace))
 	switch {
-	case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
+	case isAbsent(err):
 	case err != nil:
 		return fmt.Errorf("list members in namespace %s: %w", c.namespace, err)
 	}
@@ -374,7 +374,7 @@ func (c *collector) brokers(ctx context.Context) (map[string]bool, error) {
 	configs := &v1alpha1.ClusterSetConfigList{}
 	err := c.client.List(ctx, configs)
 	switch {
-	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+	case isAbsent(err), apierrors.IsForbidden(err):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("list ClusterSetConfigs: %w", err)
@@ -408,7 +408,7 @@ func (c *collector) services(ctx context.Context, r *report) error {
 	}
 	for _, l := range []client.ObjectList{exports, imports} {
 		err := c.client.List(ctx, l)
-		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		if isAbsent(err) {
 			r.wait("definitions: the cluster does not serve the MCS API; run isthmusctl join")
 			return nil
 		}

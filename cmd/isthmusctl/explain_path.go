@@ -37,7 +37,7 @@ func (c *collector) servicePath(ctx context.Context, key client.ObjectKey) (*ser
 	r := &servicePath{key: key, served: true}
 	members := &v1alpha1.MemberList{}
 	err := c.client.List(ctx, members, client.InNamespace(c.namespace))
-	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+	if err != nil && !isAbsent(err) {
 		return nil, fmt.Errorf("list members in namespace %s: %w", c.namespace, err)
 	}
 	if len(members.Items) == 1 {

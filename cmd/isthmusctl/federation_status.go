@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -63,7 +62,7 @@ every member is reachable, has a leader and is in sync, and the supervisor's con
 func readFederation(ctx context.Context, c client.Client, t target) (*federationv1alpha1.Federation, error) {
 	f := &federationv1alpha1.Federation{}
 	err := c.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, f)
-	if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+	if isAbsent(err) {
 		return nil, fmt.Errorf("the cluster of %s belongs to no federation; isthmusctl federation create or add makes it a member", t.source())
 	}
 	if err != nil {

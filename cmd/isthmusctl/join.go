@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -234,7 +233,7 @@ func tryBroker(ctx context.Context, cfg *rest.Config, namespace string) (*noAnsw
 		return nil, nil
 	case errors.As(err, &unanswered) && !unanswered.reached:
 		return unanswered, nil
-	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+	case isAbsent(err), apierrors.IsForbidden(err):
 		return nil, fmt.Errorf("API server %s of --broker-server is not the broker: it has no ClusterSetConfig %s; correct the address", cfg.Host, key)
 	}
 	return nil, fmt.Errorf("read the broker at %s: %w", cfg.Host, err)
