@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 )
 
 // agentDaemonSet returns the DaemonSet of the agents, or nil if there is none. Two are an error: either could be the one of this
@@ -30,15 +31,7 @@ func (c *collector) agentDaemonSet(ctx context.Context) (*appsv1.DaemonSet, erro
 	if err := c.client.List(ctx, all, client.InNamespace(c.namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
 		return nil, fmt.Errorf("list DaemonSets in namespace %s: %w", c.namespace, err)
 	}
-	switch n := len(all.Items); n {
-	case 0:
-		return nil, nil //nolint:nilnil // its absence is no error
-	case 1:
-		return &all.Items[0], nil
-	default:
-		return nil, fmt.Errorf("namespace %s has %d DaemonSets with the label %s, %s and %s; delete the one that is not of this installation",
-			c.namespace, n, status.AgentSelector, all.Items[0].Name, all.Items[1].Name)
-	}
+	return membership.OnlyOne(all.Items, "DaemonSet", c.namespace, status.AgentSelector)
 }
 
 // agentPods lists the agents of the named nodes, or of all nodes if none is named, sorted by node.

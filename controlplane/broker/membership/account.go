@@ -275,14 +275,23 @@ func Controller(ctx context.Context, member client.Reader, namespace string) (*a
 	if err := member.List(ctx, all, client.InNamespace(namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
 		return nil, fmt.Errorf("list Deployments in namespace %s: %w", namespace, err)
 	}
-	switch n := len(all.Items); n {
+	return OnlyOne(all.Items, "Deployment", namespace, ControllerSelector)
+}
+
+// OnlyOne returns the only one of a namespace's workloads of a kind with a label, or nil if there is none. Two are an error: either could
+// be that of this installation.
+func OnlyOne[T any, P interface {
+	*T
+	metav1.Object
+}](all []T, kind, namespace, label string) (*T, error) {
+	switch n := len(all); n {
 	case 0:
 		return nil, nil //nolint:nilnil // its absence is no error
 	case 1:
-		return &all.Items[0], nil
+		return &all[0], nil
 	default:
-		return nil, fmt.Errorf("namespace %s has %d Deployments with the label %s, %s and %s; delete the one that is not of this installation",
-			namespace, n, ControllerSelector, all.Items[0].Name, all.Items[1].Name)
+		return nil, fmt.Errorf("namespace %s has %d %ss with the label %s, %s and %s; delete the one that is not of this installation",
+			namespace, n, kind, label, P(&all[0]).GetName(), P(&all[1]).GetName())
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 )
 
 const (
@@ -86,16 +88,14 @@ func (c Cleaner) Clean(ctx context.Context) (nodes int, err error) {
 // program is the name of the component's program, and the chart's label of its objects.
 func (c Cleaner) program() string { return "isthmus-" + c.Component }
 
-// DaemonSet returns the component's DaemonSet, or nil.
+// DaemonSet returns the component's DaemonSet, or nil. Two are an error.
 func (c Cleaner) DaemonSet(ctx context.Context) (*appsv1.DaemonSet, error) {
-	sets, err := c.Cluster.AppsV1().DaemonSets(c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labelName + "=" + c.program()})
+	label := labelName + "=" + c.program()
+	sets, err := c.Cluster.AppsV1().DaemonSets(c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
 	if err != nil {
 		return nil, fmt.Errorf("list DaemonSets: %w", err)
 	}
-	if len(sets.Items) == 0 {
-		return nil, nil //nolint:nilnil // documented
-	}
-	return &sets.Items[0], nil
+	return membership.OnlyOne(sets.Items, "DaemonSet", c.Namespace, label)
 }
 
 // stop lets no node match the DaemonSet, and waits until its pods are gone from nodes that are ready.

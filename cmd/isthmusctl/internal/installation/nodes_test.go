@@ -86,6 +86,14 @@ func TestClean(t *testing.T) {
 	if set, err = c.DaemonSet(t.Context()); err != nil || set == nil || set.Spec.Template.Spec.NodeSelector[nowhere] != "true" {
 		t.Errorf("the DaemonSet is not stopped, or gone: %v, %v", set, err)
 	}
+	other := set.DeepCopy()
+	other.ObjectMeta = metav1.ObjectMeta{Name: "another", Namespace: "cleaned", Labels: set.Labels}
+	if _, err := cluster.AppsV1().DaemonSets("cleaned").Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Clean(t.Context()); err == nil || !strings.Contains(err.Error(), "has 2 DaemonSets with the label app.kubernetes.io/name=isthmus-agent, another and isthmus-agent;") {
+		t.Errorf("of two DaemonSets it cleans one: %v", err)
+	}
 	pods, err := cluster.CoreV1().Pods("cleaned").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(pods.Items) > 0 {
 		t.Errorf("%d pods are left, %v", len(pods.Items), err)
