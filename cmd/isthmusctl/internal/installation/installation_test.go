@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
@@ -346,6 +349,34 @@ func TestUnfinished(t *testing.T) {
 		if have := tc.r.finished(tc.notReady); have != tc.want {
 			t.Errorf("%+v with %d nodes that are not ready: %t", tc.r, tc.notReady, have)
 		}
+	}
+}
+
+// counting counts lists of nodes.
+type counting struct {
+	http.RoundTripper
+	lists *atomic.Int32
+}
+
+func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodGet && r.URL.Path == "/api/v1/nodes" {
+		c.lists.Add(1)
+	}
+	return c.RoundTripper.RoundTrip(r)
+}
+
+// A plan lists the nodes of a large cluster once, and not for each step.
+func TestPlanListsNodesOnce(t *testing.T) {
+	_, _ = installed(t, "once", map[string]any{"gateway": map[string]any{"enabled": true, "cluster": "east"}})
+	var lists atomic.Int32
+	cfg := rest.CopyConfig(server.Config(t))
+	cfg.Wrap(func(to http.RoundTripper) http.RoundTripper { return counting{to, &lists} })
+	i, err := Open(cfg, "once", "isthmus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := i.Plan(t.Context(), version(t, "v0.1.0"), Options{}); err != nil || lists.Load() != 1 {
+		t.Errorf("%d lists, %v", lists.Load(), err)
 	}
 }
 

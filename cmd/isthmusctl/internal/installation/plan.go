@@ -107,9 +107,13 @@ func (i *Installation) Plan(ctx context.Context, to *chart.Chart, o Options) (*P
 	if o.Back {
 		slices.Reverse(names)
 	}
+	notReady, err := countNotReady(ctx, i.cluster)
+	if err != nil {
+		return nil, err
+	}
 	for _, name := range names {
 		s := compare(name, ofStep(i.objects, name), ofStep(p.wanted, name))
-		if err := i.compareLive(ctx, &s, p.workloads(name)); err != nil {
+		if err := i.compareLive(ctx, &s, p.workloads(name), notReady); err != nil {
 			return nil, err
 		}
 		p.Steps = append(p.Steps, s)
@@ -143,8 +147,8 @@ func copied(values map[string]any) map[string]any {
 	return out
 }
 
-// compareLive adds to a step what only the cluster knows.
-func (i *Installation) compareLive(ctx context.Context, s *Step, workloads []object) error {
+// compareLive adds to a step what only the cluster knows, of which some nodes are not ready.
+func (i *Installation) compareLive(ctx context.Context, s *Step, workloads []object, notReady int32) error {
 	for _, o := range workloads {
 		if o.GetKind() != "DaemonSet" {
 			continue
@@ -158,10 +162,6 @@ func (i *Installation) compareLive(ctx context.Context, s *Step, workloads []obj
 		return nil
 	}
 	all, err := i.rollouts(ctx, workloads)
-	if err != nil {
-		return err
-	}
-	notReady, err := countNotReady(ctx, i.cluster)
 	if err != nil {
 		return err
 	}
