@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -157,6 +158,13 @@ func (u *upgradeFlags) prepare(cmd *cobra.Command) (*upgrade, error) {
 	}
 	var plan *installation.Plan
 	if installed != nil {
+		running, err := installed.Running(cmd.Context())
+		if err == nil {
+			err = checkRunning(running, up.To)
+		}
+		if err != nil {
+			return nil, err
+		}
 		if plan, err = u.planChart(cmd.Context(), up, installed); err != nil {
 			return nil, err
 		}
@@ -371,6 +379,17 @@ func checkDistance(from []string, to string) error {
 	for _, have := range from {
 		if far, ok := farApart(have, to); ok && far {
 			return fmt.Errorf("%s is installed, which is more than one minor version from %s: upgrade by one minor version at a time", have, to)
+		}
+	}
+	return nil
+}
+
+// checkRunning refuses a version that is too far from that of a pod. running has the name of a pod for each version.
+func checkRunning(running map[string]string, to string) error {
+	for _, have := range slices.Sorted(maps.Keys(running)) {
+		if far, ok := farApart(have, to); ok && far {
+			return fmt.Errorf("pod %s still runs %s, which is more than one minor version from %s: delete it, so that one of the installed version takes its place, and so each pod that an updateStrategy OnDelete kept",
+				running[have], have, to)
 		}
 	}
 	return nil

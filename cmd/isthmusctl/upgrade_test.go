@@ -39,6 +39,18 @@ func TestCheckUpgrade(t *testing.T) {
 	}
 }
 
+// A pod that an updateStrategy OnDelete has kept counts as well as the release.
+func TestCheckRunning(t *testing.T) {
+	t.Parallel()
+	running := map[string]string{"v0.1.0": "isthmus-agent-old", "v0.2.0": "isthmus-agent-new", "dev": "mine"}
+	if err := checkRunning(running, "v0.2.5"); err != nil {
+		t.Error(err)
+	}
+	if err := checkRunning(running, "v0.3.0"); err == nil || !strings.Contains(err.Error(), "pod isthmus-agent-old still runs v0.1.0") {
+		t.Errorf("a pod of two minor versions before: %v", err)
+	}
+}
+
 func TestOlder(t *testing.T) {
 	t.Parallel()
 	for to, want := range map[string]bool{"v0.1.9": true, "v0.2.0": false, "v0.2.0-rc.1": true, "v0.3.0": false, "dev": false} {

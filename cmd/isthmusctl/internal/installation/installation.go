@@ -2,6 +2,7 @@ package installation
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,8 @@ import (
 	"helm.sh/helm/v4/pkg/release/common"
 	releasev1 "helm.sh/helm/v4/pkg/release/v1"
 	"helm.sh/helm/v4/pkg/storage/driver"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -139,6 +142,24 @@ func (i *Installation) Versions() []string {
 	}
 	slices.Sort(all)
 	return all
+}
+
+// Running returns the versions of pods that are ready, each with the name of one of them. A DaemonSet with the updateStrategy OnDelete keeps
+// pods of versions that the release no longer has.
+func (i *Installation) Running(ctx context.Context) (map[string]string, error) {
+	pods, err := i.cluster.CoreV1().Pods(i.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labelPartOf + "=isthmus," + labelVersion})
+	if err != nil {
+		return nil, fmt.Errorf("list pods in namespace %s: %w", i.Namespace, err)
+	}
+	all := map[string]string{}
+	for _, p := range pods.Items {
+		if slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		}) {
+			all[p.Labels[labelVersion]] = p.Name
+		}
+	}
+	return all, nil
 }
 
 // Before returns the newest revision that worked and is of another version, for `helm rollback`, or 0.

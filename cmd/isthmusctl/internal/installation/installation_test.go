@@ -352,6 +352,38 @@ func TestUnfinished(t *testing.T) {
 	}
 }
 
+// Pods that are ready count with the version that they run; an updateStrategy OnDelete keeps some of another one than the release.
+func TestRunning(t *testing.T) {
+	cluster, open := installed(t, "running", nil)
+	for name, tt := range map[string]struct {
+		version string
+		ready   corev1.ConditionStatus
+		partOf  string
+	}{
+		"kept":  {"v0.0.9", corev1.ConditionTrue, "isthmus"},
+		"new":   {"v0.1.0", corev1.ConditionTrue, "isthmus"},
+		"lost":  {"v0.0.7", corev1.ConditionFalse, "isthmus"}, // its node is gone
+		"other": {"v0.0.8", corev1.ConditionTrue, "another"},
+	} {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{labelPartOf: tt.partOf, labelVersion: tt.version}},
+			Spec:       corev1.PodSpec{NodeName: "one", Containers: []corev1.Container{{Name: "agent", Image: "isthmus/agent"}}},
+		}
+		p, err := cluster.CoreV1().Pods("running").Create(t.Context(), p, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: tt.ready}}
+		if _, err := cluster.CoreV1().Pods("running").UpdateStatus(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := open().Running(t.Context())
+	if want := map[string]string{"v0.0.9": "kept", "v0.1.0": "new"}; err != nil || !maps.Equal(have, want) {
+		t.Errorf("%v, %v, want %v", have, err, want)
+	}
+}
+
 // counting counts lists of nodes.
 type counting struct {
 	http.RoundTripper

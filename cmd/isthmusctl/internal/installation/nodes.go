@@ -211,7 +211,7 @@ func (c Cleaner) pod(set *appsv1.DaemonSet, node string) (*corev1.Pod, error) {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: set.Name + "-cleanup-", Namespace: set.Namespace,
-			Labels: map[string]string{cleaning: set.Name, "app.kubernetes.io/part-of": "isthmus"},
+			Labels: map[string]string{cleaning: set.Name, labelPartOf: "isthmus"},
 		},
 		Spec: *spec,
 	}, nil

@@ -15,6 +15,7 @@ import (
 // Labels of the chart's objects.
 const (
 	labelName    = "app.kubernetes.io/name"
+	labelPartOf  = "app.kubernetes.io/part-of"
 	labelVersion = "app.kubernetes.io/version"
 )
 
