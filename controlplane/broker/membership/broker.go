@@ -88,6 +88,9 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	if err != nil {
 		return d, err
 	}
+	if err := errors.Join(prune(ctx, c, b.Namespace, time.Now()), pruneInvitations(ctx, c, b.Namespace, time.Now())); err != nil {
+		return d, err
+	}
 	if err := b.limitJoins(ctx, c, &d); err != nil {
 		return d, err
 	}
@@ -95,7 +98,7 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	return d, b.admitAnyCluster(ctx, c, &d.Info)
 }
 
-// deploy writes all of a broker but what admits any cluster.
+// deploy writes all of a broker but what admits any cluster. It deletes nothing.
 func (b Broker) deploy(ctx context.Context, c client.Client) (Deployed, error) {
 	var d Deployed
 	definitions, err := admin.PlanDefinitions(ctx, c)
@@ -139,10 +142,7 @@ func (b Broker) deploy(ctx context.Context, c client.Client) (Deployed, error) {
 			return d, err
 		}
 	}
-	if err := publishBlocks(ctx, c, b.Namespace); err != nil {
-		return d, err
-	}
-	return d, errors.Join(prune(ctx, c, b.Namespace, time.Now()), pruneInvitations(ctx, c, b.Namespace, time.Now()))
+	return d, publishBlocks(ctx, c, b.Namespace)
 }
 
 // protection returns the objects that restrict members to what is theirs.

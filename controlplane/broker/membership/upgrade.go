@@ -60,8 +60,9 @@ func PlanMember(ctx context.Context, member client.Client, namespace string, def
 }
 
 // PlanBroker plans the upgrade of a broker. Its settings, members and valid files for joining stay. image is the new one of
-// isthmus-controller: controllers that run on the broker get its tag and digest, unless theirs is newer. It writes nothing, and returns
-// ErrNoBroker where there is no broker.
+// isthmus-controller: controllers that run on the broker get its tag and digest, unless theirs is newer. Tombstones and invitations that
+// have expired stay for DeployBroker and other commands, which delete them. It writes nothing, and returns ErrNoBroker where there is no
+// broker.
 func PlanBroker(ctx context.Context, broker client.Client, namespace, image string) (Upgrade, error) {
 	config, err := readConfig(ctx, broker, namespace)
 	if err != nil {
@@ -105,8 +106,15 @@ func PlanBroker(ctx context.Context, broker client.Client, namespace, image stri
 		}
 		return applyAll(ctx, broker, own)
 	}}
-	u.Objects, err = trial(ctx, broker, slices.Concat(definitions.Objects(), protection, own))
-	return u, err
+	if u.Objects, err = trial(ctx, broker, slices.Concat(definitions.Objects(), protection, own)); err != nil {
+		return Upgrade{}, err
+	}
+	// deploy gives members a credential, and lets readers of the former definition have the fields that it lacked.
+	old := func(m v1alpha1.MemberBlocks) bool { return m.Credential == "" }
+	if definitions.Extends(configDefinition) || slices.ContainsFunc(config.Spec.Members, old) {
+		u.Objects = append(u.Objects, PlannedObject{"ClusterSetConfig " + client.ObjectKeyFromObject(config).String(), "changed"})
+	}
+	return u, nil
 }
 
 // optional returns the objects that only some brokers have, if this one has them: the rights of files that admit any cluster, and the

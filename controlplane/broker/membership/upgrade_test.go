@@ -4,10 +4,12 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
@@ -38,6 +40,13 @@ func TestUpgradeBroker(t *testing.T) {
 	if err := asAdmin.Update(t.Context(), scaled); err != nil {
 		t.Fatal(err)
 	}
+	gone := &v1alpha1.Member{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "older", Name: "gone"},
+		Spec:       v1alpha1.MemberSpec{ClusterID: "gone", ClusterSetID: "prod", LeftAt: new(metav1.NewTime(time.Now().Add(-2 * tombstoneLife)))},
+	}
+	if err := asAdmin.Create(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
 	role := &rbacv1.Role{}
 	if err := asAdmin.Get(t.Context(), client.ObjectKey{Namespace: "older", Name: memberRole}, role); err != nil {
 		t.Fatal(err)
@@ -61,6 +70,9 @@ func TestUpgradeBroker(t *testing.T) {
 	if u := plan(); len(u.Objects) > 0 {
 		t.Errorf("after the upgrade the plan has %v", u.Objects)
 	}
+	if err := asAdmin.Get(t.Context(), client.ObjectKeyFromObject(gone), gone); err != nil {
+		t.Errorf("the upgrade deleted a tombstone that its plan does not name: %v", err)
+	}
 	if u, err := PlanBroker(t.Context(), asAdmin, "older", "isthmus/controller:v0.1.9"); err != nil || len(u.Objects) > 0 {
 		t.Errorf("a member of an older version: %v, %v", u.Objects, err)
 	}
@@ -74,6 +86,9 @@ func TestUpgradeBroker(t *testing.T) {
 	if n := *d.Spec.Replicas; n != 1 {
 		t.Errorf("it has %d replicas, and somebody chose 1", n)
 	}
+	if have := pullSecrets(t, asAdmin, client.ObjectKeyFromObject(d)); !slices.Equal(have, []string{"pull"}) {
+		t.Errorf("it has the pull secrets %q", have)
+	}
 	after, err := readConfig(t.Context(), asAdmin, "older")
 	if err != nil {
 		t.Fatal(err)
@@ -86,9 +101,6 @@ func TestUpgradeBroker(t *testing.T) {
 		t.Errorf("the file for joining is not valid any more: %v", err)
 	}
 }
-	if have := pullSecrets(t, asAdmin, client.ObjectKeyFromObject(d)); !slices.Equal(have, []string{"pull"}) {
-		t.Errorf("it has the pull secrets %q", have)
-	}
 
 // A broker without a quota controller gets none, and a cluster without a broker is left as it is.
 func TestUpgradeWithoutQuotaController(t *testing.T) {
