@@ -45,8 +45,12 @@ type Agent struct {
 	store      store
 
 	mu sync.Mutex // held while components change; guards what follows
-	// last is the last request that was accepted; nil before the first one. It is applied, or retried until it is.
+	// last is the last request that was accepted; nil before the first one.
 	last *desired.Request
+	// serves is as much of its state as can be served, and refused has a fault for each Service of the rest. serves is
+	// applied, or retried until it is.
+	serves  *desired.State
+	refused desired.Faults
 	// unsettled says that components may differ from last: check applies it again.
 	unsettled bool
 	// closed is set before mu is taken to close the components. After that nothing is applied.
@@ -88,7 +92,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("%s belongs to cluster %q and this gateway to %q: remove the file if that is intended", cfg.StatePath, last.State.Cluster, cfg.Cluster)
 	}
 	if last != nil {
-		a.last, a.unsettled = last, true
+		a.last, a.serves, a.unsettled = last, &last.State, true
 		a.stats.Status.Generation, a.stats.Status.Hash = last.Generation, last.Hash
 	}
 	return a, nil
@@ -128,7 +132,8 @@ func (a *Agent) Close(ctx context.Context, drain bool) error {
 // errClosed is the error of Reconfigure after Close.
 var errClosed = errors.New("the agent is closed")
 
-// Reconfigure applies r, all or nothing. The error is a *Refused or errClosed.
+// Reconfigure applies r. A Service that is wrong, or that a component has no room for, stays as it was, and Status.Refused
+// names it. All others are applied, all or nothing. The error is a *Refused or errClosed.
 func (a *Agent) Reconfigure(ctx context.Context, r desired.Request) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -138,31 +143,70 @@ func (a *Agent) Reconfigure(ctx context.Context, r desired.Request) error {
 	if again, err := a.admit(&r); again || err != nil {
 		return err
 	}
-	have := empty(&r.State)
+	if err := a.apply(ctx, &r); err != nil {
+		return err
+	}
+	a.cfg.Log.Info("reconfigured", "generation", r.Generation, "vips", len(r.State.VIPs), "cordoned", r.State.Cordoned, "refused", len(a.refused))
+	return nil
+}
+
+// apply makes the gateway serve r, as far as it can; r may be the last request again. After an error, which is a *Refused,
+// nothing has changed.
+func (a *Agent) apply(ctx context.Context, r *desired.Request) (err error) {
+	have, before := empty(&r.State), (*desired.Request)(nil)
 	if a.last != nil {
-		have = &a.last.State
+		have, before = a.serves, saved(a.last, a.serves, a.refused)
 	}
-	file, err := a.store.prepare(r)
+	var file *prepared
+	defer func() { file.drop() }()
+	if r != a.last { // a full disk is found before anything changes
+		if file, err = a.store.prepare(*r); err != nil {
+			return applyFailed(err)
+		}
+	}
+	serves, refused, err := a.components.change(ctx, have, &r.State)
 	if err != nil {
-		return applyFailed(err)
-	}
-	if err := a.components.change(ctx, have, &r.State); err != nil {
-		file.drop()
 		a.noteStuck(err)
 		return applyFailed(err)
 	}
-	if err := file.commit(a.last); err != nil {
+	if r == a.last && refused.Error() == a.refused.Error() {
+		return nil
+	}
+	if file == nil || len(refused) > 0 {
 		file.drop()
-		if back := a.components.change(ctx, &r.State, have); back != nil {
+		file, err = a.store.prepare(*saved(r, serves, refused))
+	}
+	if err == nil {
+		err = file.commit(before)
+	}
+	if err != nil {
+		if _, _, back := a.components.change(ctx, serves, have); back != nil {
 			err = errors.Join(err, errStuck, back)
 			a.noteStuck(err)
 		}
 		return applyFailed(err)
 	}
-	a.last, a.unsettled = &r, false
-	a.cfg.Log.Info("reconfigured", "generation", r.Generation, "vips", len(r.State.VIPs), "cordoned", r.State.Cordoned)
+	a.last, a.serves, a.refused, a.unsettled = r, serves, refused, false
 	a.applied()
 	return nil
+}
+
+// saved returns the request that the disk has of one that was applied: what is served, so that a successor keeps it.
+func saved(r *desired.Request, serves *desired.State, refused desired.Faults) *desired.Request {
+	if len(refused) == 0 {
+		return r
+	}
+	return new(desired.NewRequest(r.Generation, *serves))
+}
+
+// retry applies the last request again if Services of it are refused: there may be room for them now.
+func (a *Agent) retry(ctx context.Context) {
+	if len(a.refused) == 0 {
+		return
+	}
+	if err := a.apply(ctx, a.last); err != nil {
+		a.cfg.Log.Warn("cannot try refused Services again", "err", err)
+	}
 }
 
 // current returns the last request.
@@ -206,18 +250,23 @@ func (a *Agent) check(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, applyTimeout)
 	defer cancel()
 	var left desired.Faults
+	first, refused := a.unsettled, len(a.refused)
 	for _, c := range a.components.balancerFirst() {
 		left = append(left, a.mend(ctx, c)...)
 	}
 	if ctx.Err() != nil {
 		return
 	}
-	first := a.unsettled
 	a.unsettled = len(left) > 0
 	a.publishDrift(left)
 	if first && !a.unsettled {
 		a.cfg.Log.Info("the gateway matches its state again", "generation", a.last.Generation)
+	}
+	if !a.unsettled && (first || len(a.refused) > refused) {
 		a.applied()
+	}
+	if !a.unsettled {
+		a.retry(ctx)
 	}
 }
 
@@ -235,8 +284,13 @@ func (a *Agent) mend(ctx context.Context, c Component) desired.Faults {
 		a.cfg.Log.Warn("component drifted from the applied state; applying it again", "component", c.Name(), "err", desired.Faults(drift))
 		a.updateStats(func(s *Stats) { s.Drifts[c.Name()]++ })
 	}
-	if err := c.Apply(ctx, &a.last.State); err != nil {
+	// A state from the disk may have more than there is room for now.
+	serves, refused, err := settle(a.serves, nil, func(s *desired.State) error { return c.Apply(ctx, s) })
+	if err != nil {
 		return faultsOf(c, err)
+	}
+	if len(refused) > 0 { // announcers, which follow, must not announce what is not balanced
+		a.serves, a.refused, a.unsettled = serves, append(a.refused, refused...), true
 	}
 	left, err := c.Drift(ctx)
 	if err != nil {
@@ -248,10 +302,13 @@ func (a *Agent) mend(ctx context.Context, c Component) desired.Faults {
 	return left
 }
 
-// applied publishes that all components match the last request.
+// applied publishes that all components match the last request, but for the refused Services, and logs these when they change.
 func (a *Agent) applied() {
 	a.updateStats(func(s *Stats) {
-		s.Status.Generation, s.Status.Hash, s.Status.Since = a.last.Generation, a.last.Hash, time.Now().UTC()
+		if text := a.refused.Error(); text != desired.Faults(s.Status.Refused).Error() {
+			a.cfg.Log.Warn("refused Services changed", "refused", len(a.refused), "err", text)
+		}
+		s.Status.Generation, s.Status.Hash, s.Status.Since, s.Status.Refused = a.last.Generation, a.last.Hash, time.Now().UTC(), a.refused
 	})
 	a.publishDrift(nil)
 }

@@ -15,22 +15,68 @@ const applyTimeout = 30 * time.Second
 // errStuck marks an error after which components could not return to what they were.
 var errStuck = errors.New("the gateway could not restore the previous state either; it keeps trying")
 
-// change makes all components match want. After an error, which is desired.Faults, they match have, unless the error is
-// errStuck as well. The caller's cancellation does not stop it half way.
+// change makes all components serve want, as far as it can; see settle. After an error, which is desired.Faults, they match
+// have, unless the error is errStuck as well. The caller's cancellation does not stop it half way.
 //
 // The balancer learns of a VIP before neighbours do, and forgets it after them. Otherwise a router would send the packets
 // of a new VIP to a gateway that refuses them.
-func (c components) change(ctx context.Context, have, want *desired.State) error {
-	done, err := c.forward(ctx, have, want)
-	if err == nil {
-		return nil
+func (c components) change(ctx context.Context, have, want *desired.State) (serves *desired.State, refused desired.Faults, err error) {
+	return settle(want, have, func(s *desired.State) error {
+		done, err := c.forward(ctx, have, s)
+		if err == nil {
+			return nil
+		}
+		slices.Reverse(done) // announcers, then the balancer
+		if back := revert(ctx, done, have); back != nil {
+			return errors.Join(err, errStuck, back)
+		}
+		return err
+	})
+}
+
+// settle applies want, as far as it is valid and apply accepts it: Services that are not stay as they are in have, which may
+// be nil, or are left out. serves is what was applied, and refused has a fault for each of these Services. Nothing is applied
+// after an error, such as a fault that names no Service.
+func settle(want, have *desired.State, apply func(*desired.State) error) (serves *desired.State, refused desired.Faults, err error) {
+	admitted, refused := want.Admit(have)
+	kept := map[string]bool{}
+	for _, f := range refused {
+		if len(f.Services) == 0 {
+			return nil, nil, refused
+		}
+		kept[f.Services[0]] = true
 	}
+	for {
+		err := apply(&admitted)
+		if err == nil {
+			return &admitted, refused, nil
+		}
+		stay, leave := desired.Faults(nil), desired.Faults(nil)
+		for _, f := range allFaults(err).ByService() {
+			switch name := f.Services[0]; {
+			case !admitted.Has(name):
+			case kept[name]: // apply refuses also what it has in have
+				leave = append(leave, f)
+			default:
+				kept[name] = true
+				stay, refused = append(stay, f), append(refused, f)
+			}
+		}
+		if errors.Is(err, errStuck) || len(stay)+len(leave) == 0 {
+			return nil, nil, err
+		}
+		admitted = admitted.Without(stay, have)
+		admitted = admitted.Without(leave, nil)
+	}
+}
+
+// revert makes components match have again.
+func revert(ctx context.Context, all []Component, have *desired.State) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
-	slices.Reverse(done) // announcers, then the balancer
-	for _, d := range done {
-		if back := d.Apply(ctx, have); back != nil {
-			err = errors.Join(err, errStuck, faultsOf(d, back))
+	for _, c := range all {
+		if back := c.Apply(ctx, have); back != nil {
+			err = errors.Join(err, faultsOf(c, back))
 		}
 	}
 	return err

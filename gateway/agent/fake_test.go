@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,11 +20,14 @@ type machine struct {
 	refuse map[string]netip.Addr
 	stuck  map[string]bool
 	away   map[string]bool         // components whose neighbours do not answer
+	// noRoom holds the frontends of Services, as service@backend port, that a component has no room for.
+	noRoom map[string][]string
+	states map[string]string // the frontends of a component, by its name
 	is     map[string][]netip.Addr // VIPs of a component, by its name
 }
 
 func newMachine() *machine {
-	return &machine{refuse: map[string]netip.Addr{}, stuck: map[string]bool{}, away: map[string]bool{}, is: map[string][]netip.Addr{}}
+	return &machine{refuse: map[string]netip.Addr{}, stuck: map[string]bool{}, away: map[string]bool{}, is: map[string][]netip.Addr{}, noRoom: map[string][]string{}, states: map[string]string{}}
 }
 
 // change calls do while the agent is not using the machine.
@@ -65,6 +69,20 @@ func (f fake) Apply(ctx context.Context, s *desired.State) error {
 	case no.IsValid() && slices.Contains(vips, no):
 		return desired.Faults{{Component: f.name, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have " + no.String()}}
 	}
+	text, faults := "", desired.Faults(nil)
+	for _, v := range s.VIPs {
+		for _, fe := range v.Frontends {
+			is := fmt.Sprintf("%s@%d", fe.Service, fe.Backends[0].Port)
+			text += " " + is
+			if slices.Contains(f.m.noRoom[f.name], is) {
+				faults = append(faults, desired.Fault{Component: f.name, Services: []string{fe.Service}, Message: "no room"})
+			}
+		}
+	}
+	if len(faults) > 0 {
+		return faults
+	}
+	f.m.states[f.name] = text
 	call := f.name
 	for _, v := range vips {
 		call += " " + v.String()

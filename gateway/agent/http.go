@@ -49,9 +49,13 @@ func refuse(code int, format string, args ...any) *Refused {
 	return &Refused{Code: code, Refusal: desired.Refusal{Message: fmt.Sprintf(format, args...)}}
 }
 
-// applyFailed returns the refusal of a valid request that could not be applied.
+// applyFailed returns the refusal of a request that is invalid, or could not be applied.
 func applyFailed(err error) *Refused {
-	return &Refused{Code: internalError, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
+	faults, code := allFaults(err), internalError
+	if len(faults) > 0 && faults[0].Component == desired.ComponentRequest {
+		code = invalid
+	}
+	return &Refused{Code: code, Refusal: desired.Refusal{Message: err.Error(), Faults: faults}}
 }
 
 // Serve answers the controller and the peers on l until ctx is done. The controller proves identity by its certificate.
@@ -146,7 +150,7 @@ func (a *Agent) receive(w http.ResponseWriter, r *http.Request) error {
 	}
 	request, err := desired.Parse(body, a.current())
 	if err != nil {
-		return &Refused{Code: invalid, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
+		return refuse(invalid, "%v", err)
 	}
 	return a.Reconfigure(r.Context(), request)
 }

@@ -98,4 +98,9 @@ func (p *prepared) commit(before *desired.Request) error {
 	return nil
 }
 
-func (p *prepared) drop() { _ = os.Remove(p.from) }
+// drop removes the file unless it was moved into place. p may be nil.
+func (p *prepared) drop() {
+	if p != nil {
+		_ = os.Remove(p.from)
+	}
+}

@@ -205,6 +205,9 @@ type Status struct {
 	Hash       string `json:"hash"`
 	// Drift lists how the machine differs from the applied state, by component. The agent repairs it without a request.
 	Drift []Fault `json:"drift,omitempty"`
+	// Refused has a fault for each Service of that state that is not applied: it stays as it was, or is left out. The agent
+	// tries again without a request.
+	Refused []Fault `json:"refused,omitempty"`
 	// Announced are the VIPs announced to neighbours now.
 	Announced []netip.Addr `json:"announced,omitempty"`
 	// Version is the build of the gateway.
@@ -212,7 +215,7 @@ type Status struct {
 	Since   time.Time `json:"since"` // time at which it was applied
 }
 
-// Refusal is the body of every answer but 200: nothing was changed.
+// Refusal is the body of every answer but 200: nothing was changed. A Service that is refused alone is in Status.Refused.
 type Refusal struct {
 	Message string  `json:"message"`
 	Faults  []Fault `json:"faults,omitempty"`

@@ -38,14 +38,22 @@ func (f Faults) Error() string {
 	return strings.Join(lines, "; ")
 }
 
-// Validate returns everything that is wrong with a state on its own, each fault with its field.
+// Validate returns everything that is wrong with a state on its own, each fault with its field. A fault of a VIP names all
+// its Services.
 func (s *State) Validate() Faults {
+	faults, _ := s.validate(nil)
+	return faults
+}
+
+// validate is Validate. Of Services that claim the same port, it blames those that do not have it in have, else all but the
+// first. broken are the indices of VIPs that cannot be served, whatever their frontends.
+func (s *State) validate(have *State) (faults Faults, broken map[int]bool) {
 	v := validator{}
 	v.nonEmpty("cluster", s.Cluster)
 	v.nonEmpty("group", s.Group)
 	oneOf(&v, "balancer", s.Balancer, NFTables, EBPF)
 	for i, m := range s.Peers {
-		v.item("peers", i, func(v *validator) {
+		v.item("peers", i, nil, func(v *validator) {
 			v.nonEmpty("name", m.Name)
 			if u, err := url.Parse(m.URL); err != nil || u.Scheme != "https" || u.Host == "" {
 				v.add("url", "is %q; it must be https://HOST:PORT", m.URL)
@@ -53,31 +61,29 @@ func (s *State) Validate() Faults {
 		})
 	}
 	seen := map[netip.Addr]int{}
+	broken = map[int]bool{}
 	for i := range s.VIPs {
 		vip := &s.VIPs[i]
-		v.item("vips", i, func(v *validator) {
+		broken[i] = v.item("vips", i, vip.services, func(v *validator) {
 			if v.address("addr", vip.Addr) {
 				if other, ok := seen[vip.Addr]; ok {
 					v.add("addr", "%s is vips[%d] too", vip.Addr, other)
+				} else {
+					seen[vip.Addr] = i
 				}
-				seen[vip.Addr] = i
 			}
-			v.vip(vip)
-			switch {
-			case vip.Announce == ByBGP && s.BGP == nil:
-				v.add("announce", "is %q, but bgp is missing", ByBGP)
-			case vip.Announce == ByVRRP && s.VRRP == nil:
-				v.add("announce", "is %q, but vrrp is missing", ByVRRP)
-			}
+			v.vip(s, vip)
 		})
+		v.item("vips", i, nil, func(v *validator) { v.frontends(vip, have) })
 	}
+	v.sizes(s)
 	if s.BGP != nil {
 		v.bgp(s.BGP)
 	}
 	if s.VRRP != nil {
 		v.vrrp(s.VRRP)
 	}
-	return v.faults
+	return v.faults, broken
 }
 
 type validator struct{ faults Faults }
@@ -86,15 +92,19 @@ func (v *validator) add(field, format string, args ...any) {
 	v.faults = append(v.faults, Fault{Component: ComponentRequest, Field: field, Message: fmt.Sprintf(format, args...)})
 }
 
-// item collects the faults of one element of a list. check names fields relative to the element; the full path is built
-// only for faults, because there are thousands of elements.
-func (v *validator) item(list string, i int, check func(*validator)) {
+// item collects the faults of one element of a list, and reports whether there are any. check names fields relative to the
+// element; the full path and the Services are determined only for faults, because there are thousands of elements.
+func (v *validator) item(list string, i int, services func() []string, check func(*validator)) (found bool) {
 	var own validator
 	check(&own)
 	for _, f := range own.faults {
 		f.Field = strings.TrimSuffix(fmt.Sprintf("%s[%d].%s", list, i, f.Field), ".")
+		if services != nil && f.Services == nil {
+			f.Services = services()
+		}
 		v.faults = append(v.faults, f)
 	}
+	return len(own.faults) > 0
 }
 
 func (v *validator) nonEmpty(field, value string) {
@@ -120,14 +130,21 @@ func OneOf[T ~string](of ...T) string {
 	return strings.TrimPrefix(strings.Join(words[:last], ", ")+" or "+words[last], " or ")
 }
 
+// Routable reports whether gateways can send packets to an address: a unicast address without a zone, not that of one link
+// or machine, in its plain form.
+func Routable(a netip.Addr) bool {
+	return a.IsValid() && !a.Is4In6() && a.Zone() == "" && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.IsLinkLocalUnicast() &&
+		a != broadcast
+}
+
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
 // address reports whether packets can be routed to an address.
 func (v *validator) address(field string, a netip.Addr) bool {
 	switch {
 	case !a.IsValid():
 		v.add(field, "is missing")
-	case a.Is4In6() || a.Zone() != "":
-		v.add(field, "%s must be a plain IPv4 or IPv6 address", a)
-	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
+	case !Routable(a):
 		v.add(field, "%s is not an address that gateways can route to", a)
 	default:
 		return true
@@ -135,24 +152,33 @@ func (v *validator) address(field string, a netip.Addr) bool {
 	return false
 }
 
-func (v *validator) vip(vip *VIP) {
+func (v *validator) vip(s *State, vip *VIP) {
 	oneOf(v, "announce", vip.Announce, Announces...)
 	oneOf(v, "return", vip.Return, Routed, SNAT, Masquerade)
-	type l4 struct {
-		protocol string
-		port     uint16
+	switch {
+	case vip.Announce == ByBGP && s.BGP == nil:
+		v.add("announce", "is %q, but bgp is missing", ByBGP)
+	case vip.Announce == ByVRRP && s.VRRP == nil:
+		v.add("announce", "is %q, but vrrp is missing", ByVRRP)
 	}
-	seen := map[l4]string{}
+}
+
+func (v *validator) frontends(vip *VIP, have *State) {
+	seen := map[l4]int{}
 	for i := range vip.Frontends {
 		f := &vip.Frontends[i]
-		v.item("frontends", i, func(v *validator) {
-			v.frontend(vip.Addr, f)
-			key := l4{f.Protocol, f.Port}
-			if other, ok := seen[key]; ok {
-				v.add("port", "%s %d of %s already belongs to %s", f.Protocol, f.Port, vip.Addr, other)
+		v.item("frontends", i, f.services, func(v *validator) { v.frontend(vip.Addr, f) })
+		winner, loser := i, i
+		if other, ok := seen[f.l4()]; ok {
+			winner = other
+			if have.owner(vip.Addr, f.l4()) == f.Service {
+				winner, loser = i, other
 			}
-			seen[key] = f.Service
-		})
+			v.item("frontends", loser, vip.Frontends[loser].services, func(v *validator) {
+				v.add("port", "%s %d of %s already belongs to %s", f.Protocol, f.Port, vip.Addr, vip.Frontends[winner].Service)
+			})
+		}
+		seen[f.l4()] = winner
 	}
 }
 
@@ -175,7 +201,7 @@ func (v *validator) frontend(vip netip.Addr, f *Frontend) {
 
 func (v *validator) backends(vip netip.Addr, all []Backend) {
 	for i, b := range all {
-		v.item("backends", i, func(v *validator) {
+		v.item("backends", i, nil, func(v *validator) {
 			if v.address("addr", b.Addr) && b.Addr.Is4() != vip.Is4() {
 				v.add("addr", "%s is of another family than %s", b.Addr, vip)
 			}
