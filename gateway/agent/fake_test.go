@@ -19,10 +19,10 @@ type machine struct {
 	// refuse holds a VIP that a component refuses, and stuck the components that always fail.
 	refuse map[string]netip.Addr
 	stuck  map[string]bool
-	away   map[string]bool         // components whose neighbours do not answer
+	away   map[string]bool // components whose neighbours do not answer
 	// noRoom holds the frontends of Services, as service@backend port, that a component has no room for.
 	noRoom map[string][]string
-	states map[string]string // the frontends of a component, by its name
+	states map[string]string       // the frontends of a component, by its name
 	is     map[string][]netip.Addr // VIPs of a component, by its name
 }
 

@@ -120,11 +120,17 @@ func (b *Balancer) reread() error {
 		return fmt.Errorf("read settings: %w", err)
 	}
 	b.next = max(b.next, s.NextBackend)
-	b.have, b.ids, b.unsure = have, idsOf(have, b.next), true
+	b.have, b.unsure = have, true
+	b.assignIDs()
+	return nil
+}
+
+// assignIDs takes the ids from the content of the maps.
+func (b *Balancer) assignIDs() {
+	b.ids = idsOf(b.have, b.next)
 	for _, p := range b.k.predecessors {
 		b.ids.adopt(p)
 	}
-	return nil
 }
 
 // Name returns desired.ComponentBalancer.
@@ -223,9 +229,19 @@ func (b *Balancer) rollBack() error {
 // write makes the maps hold what s requires. If it knows their content, it only compares what differs from the
 // previous state.
 func (b *Balancer) write(s *desired.State) error {
-	old := b.have
-	if !b.unsure {
-		before, after := touched(b.applied, s)
+	old, before := b.have, b.applied
+	if before == nil {
+		before = &desired.State{}
+	}
+	if b.unsure {
+		if faults := checkRoom(b.k.limits(), usedBy(before), before, s); len(faults) > 0 {
+			return faults
+		}
+	} else {
+		before, after := touched(before, s)
+		if faults := checkRoom(b.k.limits(), usedBy(b.applied), before, after); len(faults) > 0 {
+			return faults
+		}
 		had, faults := build(before, environment{ids: b.ids, address: addressTowards, table: func(id uint32, _ uint8, _ []desired.Backend, _ []uint32) uint64 {
 			return b.have.tables[id]
 		}})
@@ -247,7 +263,8 @@ func (b *Balancer) write(s *desired.State) error {
 		},
 	})
 	if len(faults) > 0 {
-		return faults
+		b.assignIDs() // without those of frontends that are not applied
+		return faults.ByService()
 	}
 	b.unsure = true // until the caller has succeeded
 	if b.ids.next != b.next {

@@ -1,9 +1,11 @@
 package ebpf
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -54,11 +56,11 @@ func (c *content) addVIP(at string, v *desired.VIP, m environment) (faults desir
 	case desired.SNAT:
 		vip.Source = bpf.Addr16(v.Addr)
 	case desired.Masquerade:
-		if b := anyBackend(v); b.IsValid() {
-			own, err := m.address(b)
-			if err != nil {
-				return desired.Faults{{Component: desired.ComponentBalancer, Field: at + ".return", Message: err.Error()}}
-			}
+		own, err := ownAddress(v, m)
+		if err != nil {
+			return desired.Faults{{Component: desired.ComponentBalancer, Field: at + ".return", Services: services(v), Message: err.Error()}}
+		}
+		if own.IsValid() {
 			vip.Source = bpf.Addr16(own)
 			c.addOwn(vip.Source)
 		}
@@ -87,7 +89,7 @@ func (c *content) addOwn(addr [16]byte) {
 }
 
 func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m environment) error {
-	key := endpoint(netip.AddrPortFrom(v.Addr, f.Port), protocol(f.Protocol))
+	key := keyOf(v, f)
 	id, err := m.ids.frontend(key)
 	if err != nil {
 		return err
@@ -116,7 +118,9 @@ func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m environment
 		frontend.Flags |= bpf.GatewaySources
 	}
 	for _, p := range f.Sources {
-		c.sources[sourceKey(id, p)] = 1
+		if p.Addr().Is4() == v.Addr.Is4() {
+			c.sources[sourceKey(id, p)] = 1
+		}
 	}
 	c.frontends[key] = frontend
 	return nil
@@ -139,13 +143,33 @@ func (c *content) addBackend(of bpf.GatewayFrontendKey, at netip.AddrPort, route
 	return number
 }
 
-func anyBackend(v *desired.VIP) netip.Addr {
+// ownAddress returns the gateway's address towards the first backend of a VIP that it has a route to, and no address without
+// backends.
+func ownAddress(v *desired.VIP, m environment) (own netip.Addr, first error) {
 	for i := range v.Frontends {
 		for _, b := range v.Frontends[i].Backends {
-			return b.Addr
+			own, err := m.address(b.Addr)
+			if err == nil {
+				return own, nil
+			}
+			first = cmp.Or(first, err)
 		}
 	}
-	return netip.Addr{}
+	return netip.Addr{}, first
+}
+
+// services returns the Services of a VIP.
+func services(v *desired.VIP) (all []string) {
+	for i := range v.Frontends {
+		if name := v.Frontends[i].Service; !slices.Contains(all, name) {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+func keyOf(v *desired.VIP, f *desired.Frontend) bpf.GatewayFrontendKey {
+	return endpoint(netip.AddrPortFrom(v.Addr, f.Port), protocol(f.Protocol))
 }
 
 func endpoint(a netip.AddrPort, proto uint8) bpf.GatewayFrontendKey {

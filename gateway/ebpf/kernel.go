@@ -51,6 +51,7 @@ func load(bpffs string, flows int, v version) (k *kernel, err error) {
 	}
 	spec.Maps[bpf.MapFlows].MaxEntries = uint32(flows * entriesPerFlow)
 	spec.Maps[bpf.MapUDPFlows].MaxEntries = uint32(flows * entriesPerFlow / 2)
+	spec.Maps[bpf.MapGatewaySources].MaxEntries *= 2 // see limits
 	conns, err := k.findOldFlows(spec)
 	if err != nil {
 		return nil, err

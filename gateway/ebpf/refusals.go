@@ -28,8 +28,7 @@ func (b *Balancer) Refusals() (map[Refusal]uint64, error) {
 			v := &b.applied.VIPs[i]
 			for j := range v.Frontends {
 				f := &v.Frontends[j]
-				key := bpf.GatewayFrontendKey{Addr: bpf.Addr16(v.Addr), Port: f.Port, Proto: protocol(f.Protocol)}
-				services[b.have.frontends[key].Id] = f.Service
+				services[b.have.frontends[keyOf(v, f)].Id] = f.Service
 			}
 		}
 	}

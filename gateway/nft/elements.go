@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -113,15 +114,13 @@ func addrPort(a netip.AddrPort) string {
 }
 
 // cover returns the prefixes of a family without those inside others: ranges of a set must not overlap.
-func cover(prefixes []netip.Prefix, v4 bool) []netip.Prefix {
-	var all []netip.Prefix
-	for _, p := range prefixes {
-		if p.Addr().Is4() != v4 {
-			continue
-		}
-		inside := func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) }
-		if !slices.ContainsFunc(all, inside) {
-			all = append(slices.DeleteFunc(all, func(q netip.Prefix) bool { return p.Bits() <= q.Bits() && p.Contains(q.Addr()) }), p)
+func cover(prefixes []netip.Prefix, v4 bool) (all []netip.Prefix) {
+	sorted := slices.SortedFunc(slices.Values(prefixes), func(p, q netip.Prefix) int { // a prefix follows those that contain it
+		return cmp.Or(p.Addr().Compare(q.Addr()), cmp.Compare(p.Bits(), q.Bits()))
+	})
+	for _, p := range sorted {
+		if p.Addr().Is4() == v4 && (len(all) == 0 || !all[len(all)-1].Contains(p.Addr())) {
+			all = append(all, p)
 		}
 	}
 	return all
