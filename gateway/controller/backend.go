@@ -28,12 +28,17 @@ type port struct {
 // external returns the addresses that clients use, of the given families.
 func (p port) external(families []corev1.IPFamily) (all []netip.Addr) {
 	for _, vip := range p.vips(families) {
-		if vip.Is4() && p.Floating.ID != "" {
-			vip = p.Floating.Addr
-		}
-		all = append(all, vip)
+		all = append(all, p.externalOf(vip))
 	}
 	return all
+}
+
+// externalOf returns the address that clients use for a VIP.
+func (p port) externalOf(vip netip.Addr) netip.Addr {
+	if vip.Is4() && p.Floating.ID != "" {
+		return p.Floating.Addr
+	}
+	return vip
 }
 
 // vips returns the VIPs of the given families, in their order.

@@ -185,6 +185,8 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 	for i, a := range p.Addresses {
 		if !a.IsValid() || a != a.Masked() {
 			wrong("addresses[%d] %s is not a network such as 192.0.2.16/28", i, a)
+		} else if !desired.RoutablePrefix(a) {
+			wrong("addresses[%d] %s has addresses that gateways cannot route to", i, a)
 		}
 	}
 	return errs

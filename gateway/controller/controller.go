@@ -65,17 +65,18 @@ type worker struct {
 	allowedPairs    map[string][]netip.Prefix // by gateway port: the pairs that Neutron accepted
 	secrets         map[string]string
 	verdicts        map[types.NamespacedName]verdict
-	silentSince     map[string]time.Time // by gateway: start of its silence
-	recheckAfter    time.Duration        // when Refresh must run again without an event; 0: never
+	unmapped        map[types.NamespacedName]string // reasons of Services that do not get what they ask for
+	silentSince     map[string]time.Time            // by gateway: start of its silence
+	recheckAfter    time.Duration                   // when Refresh must run again without an event; 0: never
 }
 
 // mapped is a Service with a port.
 type mapped struct {
-	name        types.NamespacedName
-	want        service.Want
-	port        port
-	ports       []corev1.ServicePort
-	importFault verdict // ports that its import does not have, or slices of others; zero for none
+	name  types.NamespacedName
+	want  service.Want
+	port  port
+	ports []corev1.ServicePort
+	fault verdict // of its backends, such as ports that its import does not have; zero for none
 }
 
 // families returns the IP families in which a Service is reachable.
@@ -83,7 +84,7 @@ func (m *mapped) families(p *Pool) []corev1.IPFamily { return common(m.want.Fami
 
 // init completes a worker.
 func (w *worker) init() {
-	w.allocations, w.services = new(portmap.Allocations), map[types.UID]*mapped{}
+	w.allocations, w.services, w.unmapped = new(portmap.Allocations), map[types.UID]*mapped{}, map[types.NamespacedName]string{}
 	list, network, moving := &static{}, &neutron{cloud: w.cloud}, &failoverIP{w.cloud}
 	w.backends = map[string]backend{}
 	if w.cloud != nil {
@@ -187,7 +188,10 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		}
 		// L4 ports that the Service added since may belong to another Service, which keeps them.
 		want.L4 = reachablePorts(s, want.L4)
-		claims = append(claims, claim(s, want, p.ID))
+		c := w.claim(s, want, p)
+		was, known := w.services[s.UID]
+		c.Confirmed = known && was.port.ID == p.ID || confirmed(s, p, c)
+		claims = append(claims, c)
 		entries[string(s.UID)] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	}
 	w.portCache = ports
@@ -252,6 +256,7 @@ func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 		}
 	}
 	if s.UID == "" {
+		delete(w.unmapped, name)
 		return nil
 	}
 	_, err = w.step(ctx, &s, immediate)
@@ -340,8 +345,24 @@ func nameOf(s *corev1.Service) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 }
 
-func claim(s *corev1.Service, want service.Want, id string) portmap.Claim {
-	return portmap.Claim{Service: string(s.UID), Created: s.CreationTimestamp.Time, L4: want.L4, Port: id}
+// claim returns the claim of a Service to a port.
+func (w *worker) claim(s *corev1.Service, want service.Want, p port) portmap.Claim {
+	c := portmap.Claim{Service: string(s.UID), Created: s.CreationTimestamp.Time, L4: want.L4, Port: p.ID}
+	if pool := w.settings.pool(p.Pool); pool != nil {
+		for _, vip := range p.vips(common(want.Families, pool.families())) {
+			c.At = append(c.At, portmap.Address{Group: pool.Group, Addr: vip})
+		}
+	}
+	return c
+}
+
+// confirmed reports whether the status of a Service, which only the controller writes, has the addresses that it claims. Its
+// annotations, which users write as well, may claim the port of another Service.
+func confirmed(s *corev1.Service, p port, c portmap.Claim) bool {
+	return len(c.At) > 0 && !slices.ContainsFunc(c.At, func(a portmap.Address) bool {
+		addr := p.externalOf(a.Addr).String()
+		return !slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool { return i.IP == addr })
+	})
 }
 
 // forget releases the allocations of a Service.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -79,7 +80,7 @@ func (e *endpoints) backends(m *mapped, p corev1.ServicePort, f corev1.IPFamily)
 		of = e.imported(m)
 		p.Name, _ = importPort(of, m.ports, p)
 	}
-	pods := podBackends(of, p, f)
+	pods := podBackends(of, p, f, m.leaveOut)
 	if m.want.Backends != service.NodePorts {
 		return merge(pods)
 	}
@@ -177,9 +178,17 @@ type pod struct {
 	serving bool
 }
 
-// podBackends returns the endpoints of slices. Terminating ones keep their connections and get no new ones, unless all
-// serving endpoints are terminating (KEP-1669).
-func podBackends(all []*discoveryv1.EndpointSlice, p corev1.ServicePort, f corev1.IPFamily) (pods []pod) {
+// leaveOut records an endpoint that no packet can be sent to. Of several it keeps the first text, which stays the same.
+func (m *mapped) leaveOut(s *discoveryv1.EndpointSlice, format string, args ...any) {
+	text := fmt.Sprintf("EndpointSlice %s: %s; gateways send nothing there", s.Name, fmt.Sprintf(format, args...))
+	if m.fault.reason == "" || m.fault.reason == service.ReasonInvalidEndpoint && text < m.fault.message {
+		m.fault = verdict{service.ReasonInvalidEndpoint, text}
+	}
+}
+
+// podBackends returns the endpoints of slices, and calls leaveOut for those that are invalid. Terminating ones keep their
+// connections and get no new ones, unless all serving endpoints are terminating (KEP-1669).
+func podBackends(all []*discoveryv1.EndpointSlice, p corev1.ServicePort, f corev1.IPFamily, leaveOut func(*discoveryv1.EndpointSlice, string, ...any)) (pods []pod) {
 	for _, s := range all {
 		if string(s.AddressType) != string(f) {
 			continue
@@ -188,8 +197,14 @@ func podBackends(all []*discoveryv1.EndpointSlice, p corev1.ServicePort, f corev
 			if deref(sp.Name) != p.Name || sp.Port == nil || cmp.Or(deref(sp.Protocol), corev1.ProtocolTCP) != protocolOf(p) {
 				continue
 			}
+			if *sp.Port < 1 || *sp.Port > math.MaxUint16 {
+				leaveOut(s, "port %q is %d", p.Name, *sp.Port)
+				continue
+			}
 			for i := range s.Endpoints {
-				pods = append(pods, podsOf(&s.Endpoints[i], uint16(*sp.Port))...)
+				pods = append(pods, podsOf(&s.Endpoints[i], uint16(*sp.Port), f, func(addr string) {
+					leaveOut(s, "address %q of an endpoint is not one of %s that gateways can route to", addr, f)
+				})...)
 			}
 		}
 	}
@@ -201,8 +216,9 @@ func podBackends(all []*discoveryv1.EndpointSlice, p corev1.ServicePort, f corev
 	return pods
 }
 
-// podsOf returns the backends of an endpoint: none if it is neither ready nor terminating.
-func podsOf(e *discoveryv1.Endpoint, port uint16) (pods []pod) {
+// podsOf returns the backends of an endpoint: none if it is neither ready nor terminating. It calls leaveOut for invalid
+// addresses.
+func podsOf(e *discoveryv1.Endpoint, port uint16, f corev1.IPFamily, leaveOut func(addr string)) (pods []pod) {
 	c := e.Conditions
 	ready := c.Ready == nil || *c.Ready
 	serving := c.Serving != nil && *c.Serving || c.Serving == nil && ready
@@ -212,7 +228,8 @@ func podsOf(e *discoveryv1.Endpoint, port uint16) (pods []pod) {
 	}
 	for _, text := range e.Addresses {
 		addr, err := netip.ParseAddr(text)
-		if err != nil || !routable(addr) {
+		if err != nil || !desired.Routable(addr) || familyOf(addr) != f {
+			leaveOut(text)
 			continue
 		}
 		pods = append(pods, pod{
@@ -230,7 +247,7 @@ func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFam
 	if p.NodePort == 0 {
 		return nil
 	}
-	here := map[string]uint16{}
+	here := map[string]int{}
 	for _, pod := range pods {
 		if !pod.Draining {
 			here[pod.node]++
@@ -240,7 +257,7 @@ func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFam
 	for _, n := range e.usable() {
 		weight := uint16(1)
 		if m.want.Local {
-			weight = here[n.Name]
+			weight = uint16(min(here[n.Name], math.MaxUint16))
 		}
 		addr, ok := internalIP(n, f)
 		if weight == 0 || !ok {
@@ -294,16 +311,11 @@ func leaving(n *corev1.Node) bool {
 func internalIP(n *corev1.Node, f corev1.IPFamily) (netip.Addr, bool) {
 	for _, a := range n.Status.Addresses {
 		addr, err := netip.ParseAddr(a.Address)
-		if err == nil && a.Type == corev1.NodeInternalIP && familyOf(addr) == f && routable(addr) {
+		if err == nil && a.Type == corev1.NodeInternalIP && familyOf(addr) == f && desired.Routable(addr) {
 			return addr, true
 		}
 	}
 	return netip.Addr{}, false
-}
-
-// routable reports whether gateways can send packets to an address, by the rules of package desired.
-func routable(a netip.Addr) bool {
-	return !a.Is4In6() && a.Zone() == "" && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.IsLinkLocalUnicast()
 }
 
 // merge sorts backends by address and port. Of duplicates it keeps one that accepts new connections.

@@ -25,7 +25,8 @@ import (
 type plan struct {
 	node   *v1alpha1.GatewayNode
 	state  desired.State
-	reason string // of the condition Applied; "" when there is a state
+	faults desired.Faults // of Services that are left out of the state
+	reason string         // of the condition Applied; "" when there is a state
 	err    error
 }
 
@@ -96,13 +97,14 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 	}
 	services := w.sorted()
 	for _, m := range services {
-		m.importFault = e.importFault(m)
+		m.fault = e.importFault(m)
 	}
-	balancers, groups := map[string][]string{}, map[string][]desired.VIP{}
-	for _, n := range nodes.Items {
-		g := group(&n)
-		if !slices.Contains(balancers[g], n.Spec.Balancer) {
-			balancers[g] = append(balancers[g], n.Spec.Balancer)
+	oldest, groups := map[string]*v1alpha1.GatewayNode{}, map[string][]desired.VIP{}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		g := group(n)
+		if first := oldest[g]; first == nil || older(n, first) {
+			oldest[g] = n
 		}
 		if _, ok := groups[g]; !ok {
 			groups[g] = vips(&w.settings, services, e, g)
@@ -112,23 +114,27 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
 		all[i] = plan{node: n}
-		if b := balancers[group(n)]; len(b) > 1 {
-			slices.Sort(b)
-			all[i].reason, all[i].err = v1alpha1.ReasonMixedBalancers, fmt.Errorf("spec.balancer: group %s has %s; give all its gateways the same", group(n), strings.Join(b, " and "))
+		if first := oldest[group(n)]; first.Spec.Balancer != n.Spec.Balancer {
+			all[i].reason, all[i].err = v1alpha1.ReasonMixedBalancers, fmt.Errorf("spec.balancer is %s, but group %s has %s, as its oldest gateway %s says; give all its gateways the same", n.Spec.Balancer, group(n), first.Spec.Balancer, first.Name)
 			continue
 		}
 		vips := groups[group(n)]
 		if addr, ok := floatingTarget(n); ok {
 			vips = slices.Concat(vips, failoverVIPs(&w.settings, services, e, group(n), addr))
-			slices.SortFunc(vips, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
+			slices.SortStableFunc(vips, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
 		}
-		if all[i].state, all[i].err = w.state(ctx, n, peersOf(n, nodes.Items), vips); all[i].err != nil {
+		if all[i].state, all[i].faults, all[i].err = w.state(ctx, n, peersOf(n, nodes.Items), vips); all[i].err != nil {
 			all[i].reason = v1alpha1.ReasonInvalid
 		}
 	}
 	w.probes.Set(e.wantedProbes)
 	slices.SortFunc(all, func(a, b plan) int { return strings.Compare(a.node.Name, b.node.Name) })
 	return all, nil
+}
+
+// older orders gateways by age, and those of one age by name.
+func older(a, b *v1alpha1.GatewayNode) bool {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name)) < 0
 }
 
 // sorted returns all mapped Services by name.
@@ -159,10 +165,10 @@ func agentPort(n *v1alpha1.GatewayNode) uint16 {
 	return uint16(port)
 }
 
-// peersOf returns the other gateways of a gateway's group, by name.
+// peersOf returns the other gateways of a gateway's group with its balancer, by name.
 func peersOf(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (peers []desired.PeerGateway) {
 	for i := range all {
-		if o := &all[i]; o.Name != n.Name && group(o) == group(n) {
+		if o := &all[i]; o.Name != n.Name && group(o) == group(n) && o.Spec.Balancer == n.Spec.Balancer {
 			peers = append(peers, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
 		}
 	}
@@ -170,24 +176,25 @@ func peersOf(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (peers []desir
 	return peers
 }
 
-// state returns the desired state of a gateway. The error is about the gateway's own spec.
-func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, peers []desired.PeerGateway, vips []desired.VIP) (desired.State, error) {
+// state returns the desired state of a gateway, without the Services of faults. The error is about the gateway's own spec.
+func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, peers []desired.PeerGateway, vips []desired.VIP) (desired.State, desired.Faults, error) {
 	s := desired.State{
 		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned || n.DeletionTimestamp != nil, Peers: peers, VIPs: vips,
 	}
 	var err error
 	if n.Spec.BGP != nil {
 		if s.BGP, err = w.bgp(ctx, n.Spec.BGP); err != nil {
-			return s, err
+			return s, nil, err
 		}
 	}
 	if n.Spec.VRRP != nil {
 		s.VRRP = vrrp(n.Spec.VRRP)
 	}
-	if faults := s.Validate(); len(faults) > 0 {
-		return s, faults
+	admitted, faults := s.Admit(nil)
+	if len(faults) > 0 && len(faults[0].Services) == 0 {
+		return s, nil, faults
 	}
-	return s, nil
+	return admitted, faults, nil
 }
 
 func (w *worker) bgp(ctx context.Context, b *v1alpha1.BGP) (*desired.BGP, error) {
@@ -269,6 +276,10 @@ func targets(plans []plan) map[string]agents.Target {
 
 // updateVerdicts works out what the gateways report of each Service, and requeues the Services whose verdict changed.
 func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, pairs map[string]error) {
+	refused := make([]refusals, len(plans))
+	for i, p := range plans {
+		refused[i] = refusalsOf(p, reports[p.node.Name])
+	}
 	next := map[types.NamespacedName]verdict{}
 	for _, m := range w.sorted() {
 		pool := w.settings.pool(m.port.Pool)
@@ -279,12 +290,11 @@ func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, 
 		if pool.FailoverIP != nil {
 			v.message = "its floating IP leads to no gateway of group " + pool.Group + " that has applied it: at least one needs spec.neutronPort, an IPv4 spec.address, and an agent that answers; see kubectl get gatewaynodes"
 		}
-		for _, p := range plans {
+		for i, p := range plans {
 			if group(p.node) != pool.Group || pool.FailoverIP != nil && !leadsTo(m.port.Floating, p.node) {
 				continue
 			}
-			r := reports[p.node.Name]
-			if text := refusal(r, m.name.String()); text != "" {
+			if text := cmp.Or(refused[i].services[m.name.String()], refused[i].all); text != "" {
 				v = verdict{service.ReasonRefused, "gateway " + p.node.Name + ": " + text}
 				break
 			}
@@ -292,41 +302,60 @@ func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, 
 				v = verdict{service.ReasonRefused, "gateway " + p.node.Name + ": " + err.Error()}
 				break
 			}
-			if r.Applied && p.err == nil {
+			switch held := refused[i].held; {
+			case held == "" && reports[p.node.Name].Applied:
 				v = verdict{service.ReasonApplied, "the gateways of group " + pool.Group + " have applied it"}
 				if pool.FailoverIP != nil {
 					v.message = "gateway " + p.node.Name + " has applied it; connections break when its floating IP moves to another gateway"
 				}
+			case held != "" && v.reason == service.ReasonNoGateway:
+				v.message += "; gateway " + p.node.Name + ": " + held
 			}
 		}
-		if v.reason == service.ReasonApplied && m.importFault.reason != "" {
-			v = m.importFault
+		if v.reason == service.ReasonApplied && m.fault.reason != "" {
+			v = m.fault
 		}
+		v.message = shorten(v.message)
 		next[m.name] = v
 		if was, ok := w.verdicts[m.name]; !ok || was != v {
 			w.requeue(m.name)
 		}
 	}
 	w.verdicts = next
-	servicesMapped.Set(float64(len(w.services)))
+	w.countServices()
 }
 
-// refusal returns why a gateway refuses a Service, "" if it does not.
-func refusal(r agents.Report, name string) string {
-	if r.Refused == nil {
-		return ""
+// refusals are the reasons for which a gateway does not serve Services as they ask.
+type refusals struct {
+	services map[string]string // by Service: it was left out of the state, or the gateway refuses it
+	all      string            // the gateway refuses its state, whatever its Services
+	held     string            // the gateway has another state because of itself or of another Service
+}
+
+func refusalsOf(p plan, r agents.Report) refusals {
+	is := refusals{services: map[string]string{}}
+	faults := slices.Clone(p.faults)
+	switch {
+	case p.err != nil:
+		is.held = p.err.Error()
+	case r.Refused != nil: // by an agent that applies all or nothing
+		faults, is.held = append(faults, r.Refused.Faults...), r.Refused.Error()
+		if len(r.Refused.Faults) == 0 {
+			is.all = r.Refused.Message
+		}
+	case r.Applied:
+		faults = append(faults, r.Status.Refused...)
 	}
-	var texts []string
-	others := len(r.Refused.Faults) > 0
-	for _, f := range r.Refused.Faults {
-		if len(f.Services) == 0 || slices.Contains(f.Services, name) {
-			texts = append(texts, f.Message)
+	join := func(a, b string) string { return strings.TrimPrefix(a+"; "+b, "; ") }
+	for _, f := range faults {
+		if len(f.Services) == 0 {
+			is.all = join(is.all, f.Message)
+		}
+		for _, name := range f.Services {
+			is.services[name] = join(is.services[name], f.Message)
 		}
 	}
-	if len(texts) > 0 || others {
-		return strings.Join(texts, "; ")
-	}
-	return r.Refused.Message
+	return is
 }
 
 // errPairs means that a gateway's port does not let all VIPs pass.

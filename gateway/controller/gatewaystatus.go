@@ -3,8 +3,10 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,9 +56,16 @@ func describe(s *v1alpha1.GatewayNodeStatus, p plan, r agents.Report) {
 	}
 	switch {
 	case p.err != nil:
-		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, p.reason, p.err.Error())
+		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, p.reason, shorten(p.err.Error()))
 	case r.Refused != nil:
-		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonRefused, r.Refused.Error())
+		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonRefused, shorten(r.Refused.Error()))
+	case r.Applied && len(p.faults)+len(r.Status.Refused) > 0:
+		refused := slices.Concat(p.faults, r.Status.Refused).ByService()
+		text := fmt.Sprintf("the gateway has applied its state without %d Services, which stay as they were or are left out:", len(refused))
+		for _, f := range refused {
+			text += fmt.Sprintf(" %s: %s;", f.Services[0], f.Message)
+		}
+		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonServicesRefused, shorten(strings.TrimSuffix(text, ";")))
 	case r.Applied:
 		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the gateway has applied its state")
 	default:

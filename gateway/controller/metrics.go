@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
 var (
@@ -20,9 +21,26 @@ var (
 	servicesMapped = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "isthmus_gateway_services_mapped", Help: "Services that have addresses.",
 	})
+	servicesRefused = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "isthmus_gateway_services_refused", Help: "Services that are not served as they ask, by the reason of their condition.",
+	}, []string{"reason"})
 )
 
-func init() { metrics.Registry.MustRegister(quotaUsed, quotaLimit, servicesMapped) }
+func init() { metrics.Registry.MustRegister(quotaUsed, quotaLimit, servicesMapped, servicesRefused) }
+
+// countServices exports how many Services there are.
+func (w *worker) countServices() {
+	servicesMapped.Set(float64(len(w.services)))
+	servicesRefused.Reset()
+	for _, reason := range w.unmapped {
+		servicesRefused.WithLabelValues(reason).Inc()
+	}
+	for _, v := range w.verdicts {
+		if v.reason != service.ReasonApplied {
+			servicesRefused.WithLabelValues(v.reason).Inc()
+		}
+	}
+}
 
 // readQuota exports the usage and the limits of the project.
 func readQuota(ctx context.Context, c Cloud, log *slog.Logger) {

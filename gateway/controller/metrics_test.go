@@ -20,7 +20,7 @@ func gauges(t *testing.T) map[string]float64 {
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
-				if l.GetName() == "resource" {
+				if l.GetName() == "resource" || l.GetName() == "reason" {
 					all[f.GetName()+" "+l.GetValue()] = m.GetGauge().GetValue()
 				}
 			}

@@ -72,12 +72,16 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 			return w.reportRefused(ctx, s, err)
 		}
 	}
+	c := w.claim(s, want, p)
+	if err := w.allocations.Collision(c); err != nil {
+		return w.reportRefused(ctx, s, invalid{fmt.Errorf("pool %s: %w; give its network other addresses than the other pools of group %s have", pool.Name, err, pool.Group)})
+	}
 	addresses := p.external(families)
 	if err := w.assign(ctx, s, p, want, addresses); err != nil {
 		return err
 	}
-	if err := w.allocations.Take(claim(s, want, p.ID)); err != nil {
-		return err // choosePort has checked it
+	if err := w.allocations.Take(c); err != nil {
+		return err
 	}
 	w.cleanupNeeded = needed || had != "" && had != p.ID // the Service now uses the new port
 	w.services[s.UID] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
@@ -125,11 +129,14 @@ func (w *worker) unchanged(s *corev1.Service, want service.Want, families []core
 	return m.port, m.port.Pool == want.Pool && m.port.covers(families) && (!has4 || matchesFloatingIP(m.port.Floating, want.Floating))
 }
 
-// choosePort returns the port for a Service: its current one if that satisfies it, else the first suitable one of other
-// Services by id, else a new one.
+// choosePort returns the port for a Service: its current one if that satisfies it, whatever its annotation names now, else the
+// first suitable one of other Services by id, else a new one.
 func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) (port, error) {
 	// The annotation may name a port that is not allocated to this Service.
 	has := s.Annotations[service.AnnotationPort]
+	if err := w.checkNamedPort(has, s, pool); err != nil {
+		return port{}, err
+	}
 	ports, err := w.knownPorts(ctx, has)
 	if err != nil {
 		return port{}, err
@@ -138,21 +145,22 @@ func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service
 		return p.Pool == pool.Name && p.covers(families) &&
 			!slices.ContainsFunc(w.sharers(p.ID, s.UID), func(m *mapped) bool { return !sameFloating(m.want.Floating, want.Floating, p.Floating) })
 	}
-	var candidates []string
+	own := w.allocations.Port(string(s.UID))
+	var candidates []portmap.Claim
 	for id, p := range ports {
-		if (id == has || len(w.sharers(id, s.UID)) > 0) && satisfies(p) {
-			candidates = append(candidates, id)
+		if (id == has || id == own || len(w.sharers(id, s.UID)) > 0) && satisfies(p) {
+			c := w.claim(s, want, p)
+			candidates = append(candidates, c)
+			if id == has && own == "" {
+				_ = w.allocations.Take(c) // the Service moves if another one uses its L4 ports there
+			}
 		}
-	}
-	c := claim(s, want, has)
-	if w.allocations.Port(c.Service) == "" && slices.Contains(candidates, has) {
-		_ = w.allocations.Take(c) // the Service moves if another one uses its L4 ports there
 	}
 	if err := w.checkSharedFloatingIP(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
-	id, ok := w.allocations.Choose(c, candidates)
-	p := ports[id]
+	chosen, ok := w.allocations.Choose(candidates)
+	p := ports[chosen.Port]
 	if !ok {
 		p, err = w.CreateAndAssignPort(ctx, s, want, pool, families, ports)
 		if !errors.As(err, new(invalid)) {
@@ -166,6 +174,23 @@ func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service
 		ports[p.ID] = p
 	}
 	return p, err
+}
+
+// checkNamedPort refuses an annotation that names an address of another Service, but not by the id of its port: by half of a
+// pair, or in another spelling.
+func (w *worker) checkNamedPort(id string, s *corev1.Service, pool *Pool) error {
+	for text := range strings.SplitSeq(id, staticSeparator) {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			continue
+		}
+		for uid, m := range w.services {
+			if of := w.settings.pool(m.port.Pool); uid != s.UID && m.port.ID != id && of != nil && of.Group == pool.Group && slices.Contains(m.port.VIPs, addr.Unmap().WithZone("")) {
+				return invalid{fmt.Errorf("annotation %s: %s is no port, but %s is an address of the port %s of another Service; name that port to share it, or remove the annotation", service.AnnotationPort, id, text, m.port.ID)}
+			}
+		}
+	}
+	return nil
 }
 
 // knownPorts returns all ports, including the one in a Service's annotation. Sync reads them once for all Services.

@@ -639,13 +639,17 @@ func TestFailingGateways(t *testing.T) {
 		t.Error("no event says so")
 	}
 	w.gateways.refuse = map[string]*agents.Refused{}
+	want("both accept it", "Applied", "Applied", "Applied")
 	n := w.gateway("gw2")
 	n.Spec.Balancer = "ebpf"
 	w.noError(w.api.Update(t.Context(), n))
-	sets := w.gateways.states["gw1"]
-	want("two balancers in one group", "NoGateway", "MixedBalancers", "MixedBalancers")
-	if now := w.gateways.states["gw1"]; now.Hash() != sets.Hash() {
-		t.Error("a mixed group received a state")
+	before := w.gateways.states["gw2"]
+	want("two balancers in one group", "Applied", "Applied", "MixedBalancers")
+	if now := w.gateways.states["gw2"]; now.Hash() != before.Hash() {
+		t.Error("a gateway with another balancer than its group received a state")
+	}
+	if peers := w.gateways.states["gw1"].Peers; len(peers) > 0 {
+		t.Errorf("gateways with different balancers are peers: %v", peers)
 	}
 }
 

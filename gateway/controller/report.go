@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,18 +32,30 @@ func (i invalid) Unwrap() error { return i.error }
 type verdict struct{ reason, message string }
 
 // warned are the reasons of verdicts that become events.
-var warned = []string{service.ReasonRefused, service.ReasonNoSuchPort, service.ReasonForeignSlices}
+var warned = []string{service.ReasonRefused, service.ReasonNoSuchPort, service.ReasonForeignSlices, service.ReasonInvalidEndpoint}
+
+// messageLimit is the maximum length of messages in conditions and events. The API server admits 1,024 characters in an event.
+const messageLimit = 1000
+
+// shorten cuts a long message.
+func shorten(text string) string {
+	const more = " …"
+	if len(text) <= messageLimit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:messageLimit-len(more)], "") + more
+}
 
 // event records an event of a Service.
 func (w *worker) event(s *corev1.Service, kind, reason, text string) {
-	w.events.Eventf(s, nil, kind, reason, "Balance", "%s", text)
+	w.events.Eventf(s, nil, kind, reason, "Balance", "%s", shorten(text))
 	w.log.Info(text, "namespace", s.Namespace, "service", s.Name, "reason", reason)
 }
 
 // reportRefused tells the user why a Service does not get what it asks for. It keeps what it has. The error is nil if
 // retrying cannot help.
 func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error) error {
-	c := metav1.Condition{Type: service.ConditionMapped, Status: metav1.ConditionFalse, Reason: service.ReasonCloud, Message: err.Error()}
+	c := metav1.Condition{Type: service.ConditionMapped, Status: metav1.ConditionFalse, Reason: service.ReasonCloud, Message: shorten(err.Error())}
 	again := err
 	var user invalid
 	switch {
@@ -56,6 +69,7 @@ func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	w.unmapped[nameOf(s)] = c.Reason
 	was := meta.FindStatusCondition(s.Status.Conditions, c.Type)
 	news := was == nil || was.Reason != c.Reason || was.Message != c.Message
 	if err := w.patchStatus(ctx, s, func(s *corev1.Service) { meta.SetStatusCondition(&s.Status.Conditions, c) }); err != nil {
@@ -70,6 +84,7 @@ func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error
 // reportMapped reports the addresses of a Service, and the verdict of the gateways.
 func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses []netip.Addr) error {
 	name := nameOf(s)
+	delete(w.unmapped, name)
 	v, known := w.verdicts[name]
 	said := ""
 	if was := meta.FindStatusCondition(s.Status.Conditions, service.ConditionApplied); was != nil {
@@ -130,6 +145,7 @@ func reachablePorts(s *corev1.Service, l4 []portmap.L4) []portmap.L4 {
 // clearStatus removes what the controller wrote into a Service's status.
 func (w *worker) clearStatus(ctx context.Context, s *corev1.Service) error {
 	delete(w.verdicts, nameOf(s))
+	delete(w.unmapped, nameOf(s))
 	err := w.patchStatus(ctx, s, func(s *corev1.Service) {
 		s.Status.LoadBalancer.Ingress = nil
 		for _, kind := range []string{service.ConditionMapped, service.ConditionApplied} {

@@ -13,7 +13,7 @@ import (
 )
 
 // static allocates addresses from lists. Only the Services' annotations record which are in use: the id of a port
-// consists of its addresses, joined by an underscore.
+// consists of its addresses in their canonical form, IPv4 first, joined by an underscore.
 type static struct{ pools []*Pool }
 
 const staticSeparator = "_"
@@ -27,7 +27,7 @@ func (s *static) ports(_ context.Context, held []string) (all []port, err error)
 	return all, nil
 }
 
-// parse returns the port of an id, if a pool has all its addresses.
+// parse returns the port of an id, if a pool has all its addresses. No other text is the id of that port.
 func (s *static) parse(id string) (port, bool) {
 	p := port{ID: id}
 	for text := range strings.SplitSeq(id, staticSeparator) {
@@ -44,7 +44,16 @@ func (s *static) parse(id string) (port, bool) {
 		p.Pool = s.pools[i].Name
 		p.VIPs = append(p.VIPs, addr)
 	}
-	return p, true
+	pair := len(p.VIPs) == 2 && p.VIPs[0].Is4() && p.VIPs[1].Is6()
+	return p, id == staticID(p.VIPs) && (pair || len(p.VIPs) == 1)
+}
+
+func staticID(addrs []netip.Addr) string {
+	texts := make([]string, len(addrs))
+	for i, a := range addrs {
+		texts[i] = a.String()
+	}
+	return strings.Join(texts, staticSeparator)
 }
 
 func (s *static) create(_ context.Context, r request, _ map[string]port, held []string) (port, error) {
@@ -59,7 +68,6 @@ func (s *static) create(_ context.Context, r request, _ map[string]port, held []
 		}
 	}
 	p := port{Pool: r.Pool.Name}
-	var texts []string
 	for _, f := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
 		if !slices.Contains(r.Families, f) {
 			continue
@@ -68,9 +76,9 @@ func (s *static) create(_ context.Context, r request, _ map[string]port, held []
 		if !ok {
 			return port{}, fmt.Errorf("pool %s, %s: %w; add to its addresses, or delete Services", r.Pool.Name, f, errExhausted)
 		}
-		p.VIPs, texts = append(p.VIPs, addr), append(texts, addr.String())
+		p.VIPs = append(p.VIPs, addr)
 	}
-	p.ID = strings.Join(texts, staticSeparator)
+	p.ID = staticID(p.VIPs)
 	return p, nil
 }
 

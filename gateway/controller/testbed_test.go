@@ -454,7 +454,8 @@ func (w *testbed) checkInvariants() {
 // fakeAgents are gateways that apply states at once.
 type fakeAgents struct {
 	states  map[string]desired.State
-	refuse  map[string]*agents.Refused // by gateway
+	refuse  map[string]*agents.Refused // by gateway: the whole state
+	without map[string][]desired.Fault // by gateway: Services that it does not apply
 	away    map[string]error
 	targets map[string]agents.Target
 	sets    int
@@ -463,7 +464,7 @@ type fakeAgents struct {
 }
 
 func newFakeAgents() *fakeAgents {
-	return &fakeAgents{states: map[string]desired.State{}, refuse: map[string]*agents.Refused{}, away: map[string]error{}}
+	return &fakeAgents{states: map[string]desired.State{}, refuse: map[string]*agents.Refused{}, without: map[string][]desired.Fault{}, away: map[string]error{}}
 }
 
 func (f *fakeAgents) ReadGenerations(context.Context, map[string]agents.Target) {}
@@ -496,7 +497,7 @@ func (f *fakeAgents) Reports() map[string]agents.Report {
 		}
 		all[name] = agents.Report{
 			Err: f.away[name], Refused: f.refuse[name], Applied: f.away[name] == nil && s.Hash() == t.State.Hash(), Asked: true,
-			Status: desired.Status{Generation: 1, Hash: s.Hash(), Version: "test", Announced: f.announced[name]},
+			Status: desired.Status{Generation: 1, Hash: s.Hash(), Version: "test", Announced: f.announced[name], Refused: f.without[name]},
 		}
 	}
 	return all

@@ -137,6 +137,21 @@ func Routable(a netip.Addr) bool {
 		a != broadcast
 }
 
+// RoutablePrefix reports whether all addresses of a network are Routable.
+func RoutablePrefix(p netip.Prefix) bool {
+	return !p.Addr().Is4In6() && !slices.ContainsFunc(unroutable, p.Overlaps)
+}
+
+// unroutable are the networks of the addresses that are not Routable.
+var unroutable = func() (all []netip.Prefix) {
+	for _, text := range []string{
+		"0.0.0.0/32", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32", "::/128", "::1/128", "fe80::/10", "ff00::/8", "::ffff:0:0/96",
+	} {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}()
+
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 // address reports whether packets can be routed to an address.

@@ -1,11 +1,12 @@
-// Package portmap allocates L4 ports of shared addresses. Several Services share the addresses of one L2 port, as long as
-// no two of them use the same protocol and port number there.
+// Package portmap allocates ports of shared addresses. Several Services share the addresses of one L2 port, as long as no two
+// of them use the same protocol and port number at one address.
 package portmap
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -19,33 +20,52 @@ type L4 struct {
 
 func (l L4) String() string { return fmt.Sprintf("%d/%s", l.Port, l.Protocol) }
 
+// Address is an address at the gateways of a group. Other groups may have the same address for something else.
+type Address struct {
+	Group string
+	Addr  netip.Addr
+}
+
 // Claim is the demand of a Service, with the L2 port that it records.
 type Claim struct {
 	// Service is its UID.
 	Service string
-	// Created orders Services by age.
-	Created time.Time
-	L4      []L4
-	// Port is the L2 port in the Service's annotation, "" for none.
+	// Created orders Services by age. Confirmed ones, which are known to have what they claim, come first.
+	Created   time.Time
+	Confirmed bool
+	L4        []L4
+	// Port is the id of the L2 port in the Service's annotation, "" for none. At are the addresses of it that the Service uses.
 	Port string
+	At   []Address
 }
 
-// ErrCollision means that another Service uses one of the L4 ports.
+// ErrCollision means that another Service uses a port of an address, or that the address belongs to another L2 port.
 var ErrCollision = errors.New("another Service uses it")
 
-// Allocations records which Service uses which L4 ports of which L2 port. The zero value is empty. It is for one
-// goroutine.
+// Allocations records which Service uses which ports of which address. The zero value is empty. It is for one goroutine.
 type Allocations struct {
-	holders map[string]map[L4]string // by L2 port and L4 port: the Service that uses it
-	claims  map[string]Claim         // by Service: its claim to an L2 port
+	holders map[Address]*holders
+	claims  map[string]Claim // by Service: its claim to an L2 port
+}
+
+// holders are the Services that use an address, by port and protocol. It belongs to one L2 port, however its id is spelled.
+type holders struct {
+	port string
+	l4   map[L4]string
 }
 
 // Restore rebuilds the allocations from the Services' annotations. It also returns the claims that collide with another
-// Service, which need a new L2 port. Of two colliding Services the older one keeps its port, so every restart comes to
-// the same result.
+// Service, which need a new L2 port. Of two colliding Services the one that has the port keeps it, or else the older one, so
+// every restart comes to the same result.
 func Restore(claims []Claim) (m *Allocations, collided []Claim) {
 	claims = slices.Clone(claims)
 	slices.SortFunc(claims, func(a, b Claim) int {
+		if a.Confirmed != b.Confirmed {
+			if a.Confirmed {
+				return -1
+			}
+			return 1
+		}
 		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Service, b.Service))
 	})
 	m = new(Allocations)
@@ -57,25 +77,46 @@ func Restore(claims []Claim) (m *Allocations, collided []Claim) {
 	return m, collided
 }
 
-// Take allocates the L4 ports of a claim at its L2 port and releases the previous ones of the Service. If another Service
-// uses one of them, the error is ErrCollision with its name, and nothing changes.
-func (m *Allocations) Take(c Claim) error {
-	for _, l := range c.L4 {
-		if by, ok := m.holders[c.Port][l]; ok && by != c.Service {
-			return fmt.Errorf("%s at port %s: %w: %s", l, c.Port, ErrCollision, by)
+// Collision returns why Take would fail, nil if it would not.
+func (m *Allocations) Collision(c Claim) error {
+	for _, a := range c.At {
+		at := m.holders[a]
+		if at == nil {
+			continue
 		}
+		for _, l := range c.L4 {
+			if by, ok := at.l4[l]; ok && by != c.Service {
+				return fmt.Errorf("%s at %s: %w: %s", l, a.Addr, ErrCollision, by)
+			}
+		}
+		for _, by := range at.l4 {
+			if at.port != c.Port && by != c.Service {
+				return fmt.Errorf("%s of port %s: %w: %s has it as port %s", a.Addr, c.Port, ErrCollision, by, at.port)
+			}
+		}
+	}
+	return nil
+}
+
+// Take allocates the ports of a claim at its addresses and releases the previous ones of the Service. After an error, that of
+// Collision, nothing changes.
+func (m *Allocations) Take(c Claim) error {
+	if err := m.Collision(c); err != nil {
+		return err
 	}
 	m.Release(c.Service)
 	if m.holders == nil {
-		m.holders, m.claims = map[string]map[L4]string{}, map[string]Claim{}
+		m.holders, m.claims = map[Address]*holders{}, map[string]Claim{}
 	}
-	at := m.holders[c.Port]
-	if at == nil {
-		at = map[L4]string{}
-		m.holders[c.Port] = at
-	}
-	for _, l := range c.L4 {
-		at[l] = c.Service
+	for _, a := range c.At {
+		at := m.holders[a]
+		if at == nil {
+			at = &holders{c.Port, map[L4]string{}}
+			m.holders[a] = at
+		}
+		for _, l := range c.L4 {
+			at.l4[l] = c.Service
+		}
 	}
 	m.claims[c.Service] = c
 	return nil
@@ -88,41 +129,49 @@ func (m *Allocations) Release(service string) {
 		return
 	}
 	delete(m.claims, service)
-	for _, l := range c.L4 {
-		delete(m.holders[c.Port], l)
-	}
-	if len(m.holders[c.Port]) == 0 {
-		delete(m.holders, c.Port)
-	}
-}
-
-// Choose returns the candidate L2 port at which all L4 ports of a claim are free: the current one if possible, else the
-// first by id, so that every controller chooses the same. It reports false when there is none.
-func (m *Allocations) Choose(c Claim, candidates []string) (port string, ok bool) {
-	sorted := slices.Sorted(slices.Values(candidates))
-	if has, ok := m.claims[c.Service]; ok && slices.Contains(sorted, has.Port) {
-		sorted = slices.Insert(sorted, 0, has.Port)
-	}
-	for _, port := range sorted {
-		if m.fits(c, port) {
-			return port, true
+	for _, a := range c.At {
+		for _, l := range c.L4 {
+			delete(m.holders[a].l4, l)
+		}
+		if len(m.holders[a].l4) == 0 {
+			delete(m.holders, a)
 		}
 	}
-	return "", false
 }
 
-func (m *Allocations) fits(c Claim, port string) bool {
-	return !slices.ContainsFunc(c.L4, func(l L4) bool {
-		by, taken := m.holders[port][l]
-		return taken && by != c.Service
+// Choose returns the first of the claims of a Service, one for each candidate L2 port, without a collision: that to its
+// current one if possible, else the first by id, so that every controller chooses the same. It reports false when there is
+// none.
+func (m *Allocations) Choose(claims []Claim) (c Claim, ok bool) {
+	sorted := slices.SortedFunc(slices.Values(claims), func(a, b Claim) int {
+		return cmp.Or(m.order(a)-m.order(b), strings.Compare(a.Port, b.Port))
 	})
+	i := slices.IndexFunc(sorted, func(c Claim) bool { return m.Collision(c) == nil })
+	if i < 0 {
+		return Claim{}, false
+	}
+	return sorted[i], true
+}
+
+func (m *Allocations) order(c Claim) int {
+	if has, ok := m.claims[c.Service]; ok && has.Port == c.Port {
+		return 0
+	}
+	return 1
 }
 
 // Port returns the L2 port of a Service, "" for none.
 func (m *Allocations) Port(service string) string { return m.claims[service].Port }
 
 // Used reports whether any Service uses an L2 port.
-func (m *Allocations) Used(port string) bool { return len(m.holders[port]) > 0 }
+func (m *Allocations) Used(port string) bool {
+	for _, c := range m.claims {
+		if c.Port == port {
+			return true
+		}
+	}
+	return false
+}
 
 // Compare orders by number, then by protocol.
 func (l L4) Compare(o L4) int {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -11,8 +12,21 @@ import (
 	"pgregory.net/rapid"
 )
 
+// claim returns a claim to an L2 port p1, p2, ..., which has one address.
 func claim(service, port string, l4 ...L4) Claim {
-	return Claim{Service: service, Port: port, L4: l4}
+	c := Claim{Service: service, Port: port, L4: l4}
+	if port != "" {
+		c.At = at("10.0.0." + port[1:])
+	}
+	return c
+}
+
+// at returns addresses of one group.
+func at(addrs ...string) (all []Address) {
+	for _, a := range addrs {
+		all = append(all, Address{"edge", netip.MustParseAddr(a)})
+	}
+	return all
 }
 
 var (
@@ -28,7 +42,7 @@ func TestServicesShareAPort(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := m.Take(claim("b", "p1", dns, http)); !errors.Is(err, ErrCollision) || err.Error() != "80/TCP at port p1: another Service uses it: a" {
+	if err := m.Take(claim("b", "p1", dns, http)); !errors.Is(err, ErrCollision) || err.Error() != "80/TCP at 10.0.0.1: another Service uses it: a" {
 		t.Errorf("b takes a's port: %v", err)
 	}
 	if m.Port("b") != "p1" || m.Take(claim("e", "p1", dns)) == nil {
@@ -65,9 +79,13 @@ func TestChoose(t *testing.T) {
 		"no candidates": {claim("new", "", http), nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, ok := m.Choose(tc.claim, tc.from)
-			if got != tc.want || ok != (tc.want != "") {
-				t.Errorf("%q, %v, want %q", got, ok, tc.want)
+			var claims []Claim
+			for _, p := range tc.from {
+				claims = append(claims, claim(tc.claim.Service, p, tc.claim.L4...))
+			}
+			got, ok := m.Choose(claims)
+			if got.Port != tc.want || ok != (tc.want != "") {
+				t.Errorf("%q, %v, want %q", got.Port, ok, tc.want)
 			}
 		})
 	}
@@ -81,16 +99,13 @@ func TestAllocationsModel(t *testing.T) {
 		var m Allocations
 		want := map[string]Claim{} // by Service
 		for range rapid.IntRange(1, 30).Draw(rt, "steps") {
-			c := Claim{
-				Service: fmt.Sprint("s", rapid.IntRange(0, 5).Draw(rt, "service")),
-				L4:      rapid.SliceOfNDistinct(rapid.SampledFrom(l4s), 1, 3, rapid.ID[L4]).Draw(rt, "L4"),
-			}
+			service, l4 := fmt.Sprint("s", rapid.IntRange(0, 5).Draw(rt, "service")), rapid.SliceOfNDistinct(rapid.SampledFrom(l4s), 1, 3, rapid.ID[L4]).Draw(rt, "L4")
+			c := claim(service, rapid.SampledFrom(ports).Draw(rt, "port"), l4...)
 			switch rapid.IntRange(0, 2).Draw(rt, "step") {
 			case 0:
 				m.Release(c.Service)
 				delete(want, c.Service)
 			case 1:
-				c.Port = rapid.SampledFrom(ports).Draw(rt, "port")
 				free := true
 				for service, w := range want {
 					shares := slices.ContainsFunc(w.L4, func(l L4) bool { return slices.Contains(c.L4, l) })
@@ -103,8 +118,11 @@ func TestAllocationsModel(t *testing.T) {
 					want[c.Service] = c
 				}
 			case 2:
-				var ok bool
-				if c.Port, ok = m.Choose(c, ports); ok {
+				var claims []Claim
+				for _, p := range ports {
+					claims = append(claims, claim(service, p, l4...))
+				}
+				if c, ok := m.Choose(claims); ok {
 					if err := m.Take(c); err != nil {
 						rt.Fatal(err)
 					}
@@ -126,19 +144,23 @@ func TestAllocationsModel(t *testing.T) {
 	})
 }
 
-// Restore gives the same result in any order of the claims. Of two colliding Services the older one keeps its port.
+// Restore gives the same result in any order of the claims. Of two colliding Services the one that is confirmed keeps its
+// port, or else the older one.
 func TestRestore(t *testing.T) {
-	at := func(c Claim, hour int) Claim {
+	aged := func(c Claim, hour int) Claim {
 		c.Created = time.Unix(int64(hour)*3600, 0)
 		return c
 	}
 	claims := []Claim{
-		at(claim("young", "p1", http), 3), at(claim("old", "p1", http, dns), 1), at(claim("other", "p1", tdns), 2), at(claim("new", "", http), 4),
-		at(claim("same age b", "p2", http), 5), at(claim("same age a", "p2", http), 5),
+		aged(claim("young", "p1", http), 3), aged(claim("old", "p1", http, dns), 1), aged(claim("other", "p1", tdns), 2), aged(claim("new", "", http), 4),
+		aged(claim("same age b", "p2", http), 5), aged(claim("same age a", "p2", http), 5),
 	}
+	confirmed := aged(claim("confirmed", "p3", http), 7)
+	confirmed.Confirmed = true
+	claims = append(claims, aged(claim("unconfirmed", "p3", http), 6), confirmed)
 	rapid.Check(t, func(rt *rapid.T) {
 		m, collided := Restore(rapid.Permutation(claims).Draw(rt, "order"))
-		for service, want := range map[string]string{"old": "p1", "other": "p1", "same age a": "p2", "young": "", "new": "", "same age b": ""} {
+		for service, want := range map[string]string{"old": "p1", "other": "p1", "same age a": "p2", "confirmed": "p3", "unconfirmed": "", "young": "", "new": "", "same age b": ""} {
 			if got := m.Port(service); got != want {
 				rt.Errorf("%s has %q, want %q", service, got, want)
 			}
@@ -147,8 +169,35 @@ func TestRestore(t *testing.T) {
 		for _, c := range collided {
 			names = append(names, c.Service)
 		}
-		if want := []string{"young", "new", "same age b"}; !slices.Equal(names, want) {
+		if want := []string{"young", "new", "same age b", "unconfirmed"}; !slices.Equal(names, want) {
 			rt.Errorf("to be mapped again: %q, want %q", names, want)
 		}
 	})
+}
+
+// An address belongs to one L2 port, and its ports to one Service each: under whatever id the L2 port is named, with one or
+// both of its addresses.
+func TestAddressOfSeveralPorts(t *testing.T) {
+	var m Allocations
+	if err := m.Take(Claim{Service: "a", Port: "pair", L4: []L4{http}, At: at("10.0.0.1", "fd00::1")}); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		claim Claim
+		ok    bool
+	}{
+		"half of it, the same port":     {Claim{Service: "b", Port: "half", L4: []L4{http}, At: at("10.0.0.1")}, false},
+		"half of it, another port":      {Claim{Service: "b", Port: "half", L4: []L4{dns}, At: at("10.0.0.1")}, false},
+		"another spelling":              {Claim{Service: "b", Port: "PAIR", L4: []L4{dns}, At: at("10.0.0.1", "fd00::1")}, false},
+		"the same id, the same port":    {Claim{Service: "b", Port: "pair", L4: []L4{http}, At: at("fd00::1")}, false},
+		"the same id, another port":     {Claim{Service: "b", Port: "pair", L4: []L4{dns}, At: at("fd00::1")}, true},
+		"another group":                 {Claim{Service: "b", Port: "other", L4: []L4{http}, At: []Address{{"inner", netip.MustParseAddr("10.0.0.1")}}}, true},
+		"another address":               {Claim{Service: "b", Port: "next", L4: []L4{http}, At: at("10.0.0.2")}, true},
+		"its own, under another id":     {Claim{Service: "a", Port: "half", L4: []L4{http}, At: at("10.0.0.1")}, true},
+		"one free and one used address": {Claim{Service: "b", Port: "mix", L4: []L4{http}, At: at("10.0.0.3", "fd00::1")}, false},
+	} {
+		if err := m.Collision(tc.claim); (err == nil) != tc.ok || err != nil && !errors.Is(err, ErrCollision) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

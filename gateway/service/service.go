@@ -67,6 +67,8 @@ const (
 	ReasonNoSuchPort = "NoSuchPort"
 	// ReasonForeignSlices: gateways have applied it, but no controller of Isthmus wrote the slices of its ServiceImport.
 	ReasonForeignSlices = "ForeignSlices"
+	// ReasonInvalidEndpoint: gateways have applied it, but without an endpoint that no packet can be sent to.
+	ReasonInvalidEndpoint = "InvalidEndpoint"
 	// ReasonNoGateway: no gateway in the group of the Service's pool has applied it.
 	ReasonNoGateway = "NoGateway"
 )

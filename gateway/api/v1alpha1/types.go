@@ -204,6 +204,8 @@ const (
 	// ConditionApplied is True while the gateway has applied its desired state.
 	ConditionApplied = "Applied"
 	ReasonApplied    = "Applied"
+	// ReasonServicesRefused: it has applied its state, but for Services that the message names.
+	ReasonServicesRefused = "ServicesRefused"
 	// ReasonPending: the state was not sent yet.
 	ReasonPending = "Pending"
 	// ReasonRefused: the agent could not apply the state, and keeps the previous one.
