@@ -71,6 +71,7 @@ var (
 	metricGeneration = prometheus.NewDesc("isthmus_gateway_generation", "Generation of the state applied last.", nil, nil)
 	metricApplied    = prometheus.NewDesc("isthmus_gateway_applied_timestamp_seconds", "Time at which that state was applied.", nil, nil)
 	metricAnnounced  = prometheus.NewDesc("isthmus_gateway_announced_vips", "VIPs announced to neighbours now.", nil, nil)
+	metricRefused    = prometheus.NewDesc("isthmus_gateway_refused_services", "Services of that state that are not applied: each stays as it was, or is left out.", nil, nil)
 	metricRequests   = prometheus.NewDesc("isthmus_gateway_reconfigurations_total", "Requests of controllers, by HTTP status.", []string{"code"}, nil)
 	metricDrifts     = prometheus.NewDesc("isthmus_gateway_drifts_total", "Times a component began to drift from the applied state.", []string{"component"}, nil)
 	metricMended     = prometheus.NewDesc("isthmus_gateway_mended_total", "Drifts that the next Apply removed at once.", []string{"component"}, nil)
@@ -92,7 +93,7 @@ func peerMetric(name, help string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		metricReady, metricGeneration, metricApplied, metricAnnounced, metricRequests, metricDrifts, metricMended,
+		metricReady, metricGeneration, metricApplied, metricAnnounced, metricRefused, metricRequests, metricDrifts, metricMended,
 		metricFlowsRefused, metricFlowsPending, metricFlowsSent, metricFlowsReceived, metricFlowsQueued, metricFlowsDropped, metricFlowsFailed, metricPeerReachable,
 	} {
 		ch <- d
@@ -113,6 +114,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(metricReady, ready)
 	gauge(metricGeneration, float64(s.Status.Generation))
 	gauge(metricAnnounced, float64(len(s.Status.Announced)))
+	gauge(metricRefused, float64(len(s.Status.Refused)))
 	if !s.Status.Since.IsZero() {
 		gauge(metricApplied, float64(s.Status.Since.UnixMilli())/1000)
 	}

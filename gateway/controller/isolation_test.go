@@ -23,27 +23,28 @@ import (
 )
 
 // served returns what the gateways serve a Service with, at its addresses. It fails the test if they differ.
-func (w *testbed) served(name string) (all []string) {
+func (w *testbed) served(name string) []string {
 	w.t.Helper()
-	key := w.ns + "/" + name
-	for i, gateway := range []string{"gw1", "gw2"} {
-		var here []string
-		for _, v := range w.gateways.states[gateway].VIPs {
-			for _, f := range v.Frontends {
-				if f.Service != key {
-					continue
-				}
-				line := fmt.Sprintf("%s %d/%s", v.Addr, f.Port, f.Protocol)
-				for _, b := range f.Backends {
-					line += fmt.Sprintf(" %s", netip.AddrPortFrom(b.Addr, b.Port))
-				}
-				here = append(here, line)
+	one, two := w.servedAt("gw1", name), w.servedAt("gw2", name)
+	if !slices.Equal(one, two) {
+		w.t.Errorf("the gateways serve %s with %q and %q", name, one, two)
+	}
+	return one
+}
+
+// servedAt returns what a gateway serves a Service with: a line for each address and port.
+func (w *testbed) servedAt(gateway, name string) (all []string) {
+	for _, v := range w.gateways.states[gateway].VIPs {
+		for _, f := range v.Frontends {
+			if f.Service != w.ns+"/"+name {
+				continue
 			}
+			line := fmt.Sprintf("%s %d/%s", v.Addr, f.Port, f.Protocol)
+			for _, b := range f.Backends {
+				line += fmt.Sprintf(" %s", netip.AddrPortFrom(b.Addr, b.Port))
+			}
+			all = append(all, line)
 		}
-		if i > 0 && !slices.Equal(all, here) {
-			w.t.Errorf("the gateways serve %s with %q and %q", name, all, here)
-		}
-		all = here
 	}
 	return all
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,7 +32,7 @@ func scene() Scene {
 // A seed draws the same objects again, and every Kind is drawn.
 func TestDrawIsRepeatable(t *testing.T) {
 	t.Parallel()
-	g := Generator{Kinds: append(Kinds(), FederationKinds()...), Scene: scene(), Seed: 7}
+	g := Generator{Kinds: slices.Concat(Kinds(), FederationKinds(), GatewayKinds()), Scene: scene(), Seed: 7}
 	drawn := map[string]int{}
 	for number := range 2000 {
 		once, err := g.Draw(number)
@@ -58,7 +59,7 @@ func TestDrawIsRepeatable(t *testing.T) {
 	for _, want := range []string{
 		"tenant Service", "tenant ServiceExport", "tenant ServiceImport", "tenant EndpointSlice",
 		"member ExportRecord", "member EndpointSlice", "member ServiceImport", "member Lease",
-		"child Service", "child ServiceImport", "child EndpointSlice",
+		"child Service", "child ServiceImport", "child EndpointSlice", "child GatewayNode",
 	} {
 		if drawn[want] < 20 {
 			t.Errorf("%s: drawn %d times; all: %v", want, drawn[want], drawn)

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	gateway "github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 )
 
 // Actor is a party that writes objects with credentials of its own.
@@ -25,7 +26,7 @@ const (
 	Tenant Actor = "tenant"
 	// Member writes objects in the broker's namespace, as the controller of a member does.
 	Member Actor = "member"
-	// Child writes any object of its own cluster, as the administrator of a federation's child does.
+	// Child writes any object of its own cluster, as the administrator of a federation's child, or of gateways, does.
 	Child Actor = "child"
 )
 
@@ -37,7 +38,8 @@ type Kind struct {
 	Draw  func(*Source) []client.Object
 }
 
-// Kinds returns the kinds of a ClusterSet over a broker. A federation without one has [FederationKinds].
+// Kinds returns the kinds of a ClusterSet over a broker. A federation without one has [FederationKinds], and gateways have
+// [GatewayKinds].
 func Kinds() []Kind { return append(tenantKinds(), memberKinds()...) }
 
 // Place is a namespace of a member cluster in which a tenant may write.
@@ -144,7 +146,7 @@ func (s *Source) objects(actor Actor, origin string, typed ...client.Object) ([]
 
 var scheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme, v1beta1.Install} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme, gateway.AddToScheme, v1beta1.Install} {
 		if err := add(s); err != nil {
 			panic(err) // the kinds are constant
 		}

@@ -24,8 +24,8 @@ type balancer struct {
 
 func (*balancer) Name() string { return desired.ComponentBalancer }
 
-func (p *balancer) Apply(context.Context, *desired.State) error {
-	if f := p.fault.Load(); f != nil {
+func (p *balancer) Apply(_ context.Context, s *desired.State) error {
+	if f := p.fault.Load(); f != nil && (len((*f)[0].Services) == 0 || s.Has((*f)[0].Services[0])) {
 		return *f
 	}
 	return nil
@@ -284,16 +284,41 @@ func TestTwoControllers(t *testing.T) {
 func TestRefused(t *testing.T) {
 	l := newLab(t)
 	g := l.gateway("gw1")
-	g.part.fault.Store(&desired.Faults{{Component: desired.ComponentBalancer, Services: []string{"demo/a"}, Message: "the map is full"}})
+	g.part.fault.Store(&desired.Faults{{Component: desired.ComponentBalancer, Message: "the map is full"}})
 	f := l.clients(nil)
 	want := map[string]Target{"gw1": g.target("192.0.2.1")}
 	f.Set(t.Context(), want)
 	await(t, "it is refused", func() bool {
 		r := f.Reports()["gw1"].Refused
-		return r != nil && len(r.Faults) == 1 && r.Faults[0].Message == "the map is full" && r.Faults[0].Services[0] == "demo/a"
+		return r != nil && len(r.Faults) == 1 && r.Faults[0].Message == "the map is full"
 	})
 	g.part.fault.Store(nil)
 	await(t, "it is applied", func() bool { return f.Reports()["gw1"].Applied && g.hash() == hashOf(want["gw1"]) })
+}
+
+// A Service that a gateway refuses alone is in the report, and the state is not sent again.
+func TestRefusedService(t *testing.T) {
+	l := newLab(t)
+	g := l.gateway("gw1")
+	g.part.fault.Store(&desired.Faults{{Component: desired.ComponentBalancer, Services: []string{"demo/a"}, Message: "the map is full"}})
+	target := g.target("192.0.2.1")
+	for i, name := range []string{"demo/a", "demo/b"} {
+		target.State.VIPs[0].Frontends = append(target.State.VIPs[0].Frontends, desired.Frontend{Service: name, Protocol: "TCP", Port: uint16(80 + i)})
+	}
+	f := l.clients(nil)
+	f.Set(t.Context(), map[string]Target{"gw1": target})
+	r := f.Reports()["gw1"]
+	if !r.Applied || r.Refused != nil || len(r.Status.Refused) != 1 || r.Status.Refused[0].Services[0] != "demo/a" || r.Status.Hash != hashOf(target) {
+		t.Errorf("%+v", r)
+	}
+	f.Set(t.Context(), map[string]Target{"gw1": target})
+	g.part.fault.Store(nil)
+	next := g.target("192.0.2.2")
+	f.Set(t.Context(), map[string]Target{"gw1": next})
+	await(t, "the next state is applied", func() bool { return g.hash() == hashOf(next) })
+	if n := g.agent.Stats().Reconfigurations[200]; n != 2 {
+		t.Errorf("%d requests for two states", n)
+	}
 }
 
 // Gateways and controllers refuse peers with a wrong certificate.
