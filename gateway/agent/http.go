@@ -19,7 +19,7 @@ import (
 
 // Limits on the size and the pace of requests.
 const (
-	maxBody       = 16 << 20 // 10,000 VIPs with 10 backends each are 10 MiB
+	maxBody       = 16 << 20 // more than desired.MaxSize; 10,000 VIPs with 10 backends each are 10 MiB
 	maxHeader     = 16 << 10
 	headerTimeout = 5 * time.Second // includes the TLS handshake
 	bodyTimeout   = 30 * time.Second

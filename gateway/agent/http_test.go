@@ -156,7 +156,7 @@ func TestAnswers(t *testing.T) {
 	e := serveLocally(t)
 	c := e.client(e.source(certs.Controller, e.ca).Client("gw-1"))
 	bad := request(3, one)
-	bad.State.VIPs[0].Return = ""
+	bad.State.Group = ""
 	foreign := request(9, one)
 	foreign.State.Cluster = "b"
 	for _, tt := range []struct {
@@ -170,7 +170,7 @@ func TestAnswers(t *testing.T) {
 		{"again", "POST", "/v1/reconfigure", encode(t, request(2, one)), 200, `"announced":["198.51.100.1"]`},
 		{"the same generation, another state", "POST", "/v1/reconfigure", encode(t, request(2, two)), 409, "generation 2 has another state here"},
 		{"older", "POST", "/v1/reconfigure", encode(t, request(1, two)), 409, "this gateway has 2"},
-		{"invalid", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(3, bad.State)), 400, `"field":"vips[0].return"`},
+		{"invalid", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(3, bad.State)), 400, `"field":"group"`},
 		{"a request of another cluster", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(9, foreign.State)), 421, "but this gateway is of cluster"},
 		{"garbage", "POST", "/v1/reconfigure", bytes.Repeat([]byte("\xff"), 1<<20), 400, "read the request"},
 		{"garbage in JSON", "POST", "/v1/reconfigure", append([]byte(`{"generation":`), bytes.Repeat([]byte("9"), 1<<20)...), 400, "read the request"},

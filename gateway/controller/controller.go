@@ -349,6 +349,9 @@ func nameOf(s *corev1.Service) types.NamespacedName {
 func (w *worker) claim(s *corev1.Service, want service.Want, p port) portmap.Claim {
 	c := portmap.Claim{Service: string(s.UID), Created: s.CreationTimestamp.Time, L4: want.L4, Port: p.ID}
 	if pool := w.settings.pool(p.Pool); pool != nil {
+		for _, vip := range p.VIPs {
+			c.Of = append(c.Of, portmap.Address{Group: pool.Group, Addr: vip})
+		}
 		for _, vip := range p.vips(common(want.Families, pool.families())) {
 			c.At = append(c.At, portmap.Address{Group: pool.Group, Addr: vip})
 		}

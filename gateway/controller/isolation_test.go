@@ -157,14 +157,14 @@ func TestNamedPortOfAnotherService(t *testing.T) {
 		"an address that nobody has":     {"192.0.2.10", false},
 		"an address outside of any pool": {"203.0.113.1", false},
 	} {
-		for _, kind := range []string{"a new Service", "an older Service of one family"} {
+		for _, kind := range []string{"a new Service", "a new Service of one family", "an older Service of one family"} {
 			t.Run(name+", "+kind, func(t *testing.T) {
 				t.Parallel()
 				w := newTestbed(t)
 				w.noError(w.Sync(t.Context()))
 				tenant := w.newService("tenant", inList, 80)
-				older := kind != "a new Service"
-				if older {
+				older := strings.HasPrefix(kind, "an older")
+				if strings.HasSuffix(kind, "one family") {
 					tenant.Spec.IPFamilies, tenant.Spec.IPFamilyPolicy = tenant.Spec.IPFamilies[:1], new(corev1.IPFamilyPolicySingleStack)
 				}
 				w.create(w.newService("victim", inList, 80), w.endpointSlice("victim", []int32{80}, "10.1.0.1"))

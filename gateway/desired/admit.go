@@ -24,7 +24,8 @@ func (s *State) Admit(have *State) (State, Faults) {
 	if len(faults) == 0 {
 		return *s, nil
 	}
-	if whole := slices.DeleteFunc(slices.Clone(faults), func(f Fault) bool { return len(f.Services) > 0 }); len(whole) > 0 {
+	// A VIP without Services is left out, and nobody misses it.
+	if whole := slices.DeleteFunc(slices.Clone(faults), func(f Fault) bool { return f.Services != nil }); len(whole) > 0 {
 		return State{}, whole
 	}
 	faults = faults.ByService()
@@ -122,12 +123,13 @@ func (f *Frontend) l4() l4 { return l4{f.Protocol, f.Port} }
 
 func (f *Frontend) services() []string { return []string{f.Service} }
 
+// services returns the Services of a VIP, which are never nil.
 func (v *VIP) services() []string {
 	all := map[string]bool{}
 	for i := range v.Frontends {
 		all[v.Frontends[i].Service] = true
 	}
-	return slices.Sorted(maps.Keys(all))
+	return slices.AppendSeq([]string{}, maps.Keys(all))
 }
 
 // Has reports whether a Service has a frontend.

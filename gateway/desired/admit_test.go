@@ -77,6 +77,14 @@ func TestAdmit(t *testing.T) {
 			have: vipsOf(nil, list{frontend("b", 80, 1)}),
 			want: "1:80=a@2", faults: `b: vips[1].announce: is "bgp", but bgp is missing`,
 		},
+		"a VIP without Services that cannot be announced": {
+			state: func() *State {
+				s := vipsOf(list{frontend("a", 80, 2)}, nil)
+				s.VIPs[1].Announce = ByBGP
+				return s
+			}(),
+			want: "1:80=a@2",
+		},
 		"a Service with too many backends": {
 			state: vipsOf(list{frontend("a", 80, 2), many("bad", MaxBackends+1, 0)}),
 			want:  "1:80=a@2", faults: "bad: has 32769 backends, over all ports; 32768 are possible",

@@ -34,9 +34,10 @@ type Claim struct {
 	Created   time.Time
 	Confirmed bool
 	L4        []L4
-	// Port is the id of the L2 port in the Service's annotation, "" for none. At are the addresses of it that the Service uses.
-	Port string
-	At   []Address
+	// Port is the id of the L2 port in the Service's annotation, "" for none. Of are its addresses, and At those of them that
+	// the Service uses.
+	Port   string
+	Of, At []Address
 }
 
 // ErrCollision means that another Service uses a port of an address, or that the address belongs to another L2 port.
@@ -48,10 +49,11 @@ type Allocations struct {
 	claims  map[string]Claim // by Service: its claim to an L2 port
 }
 
-// holders are the Services that use an address, by port and protocol. It belongs to one L2 port, however its id is spelled.
+// holders are the Services at an address. It belongs to one L2 port, however its id is spelled.
 type holders struct {
-	port string
-	l4   map[L4]string
+	port     string
+	services map[string]bool // those of the L2 port
+	l4       map[L4]string   // those that use the address, by port and protocol
 }
 
 // Restore rebuilds the allocations from the Services' annotations. It also returns the claims that collide with another
@@ -79,23 +81,28 @@ func Restore(claims []Claim) (m *Allocations, collided []Claim) {
 
 // Collision returns why Take would fail, nil if it would not.
 func (m *Allocations) Collision(c Claim) error {
-	for _, a := range c.At {
+	for _, a := range c.Of {
 		at := m.holders[a]
-		if at == nil {
-			continue
+		if at != nil && at.port != c.Port && (len(at.services) > 1 || !at.services[c.Service]) {
+			return fmt.Errorf("%s of port %s: %w as an address of port %s", a.Addr, c.Port, ErrCollision, at.port)
 		}
+	}
+	for _, a := range c.At {
 		for _, l := range c.L4 {
-			if by, ok := at.l4[l]; ok && by != c.Service {
+			if by := m.holder(a, l); by != "" && by != c.Service {
 				return fmt.Errorf("%s at %s: %w: %s", l, a.Addr, ErrCollision, by)
-			}
-		}
-		for _, by := range at.l4 {
-			if at.port != c.Port && by != c.Service {
-				return fmt.Errorf("%s of port %s: %w: %s has it as port %s", a.Addr, c.Port, ErrCollision, by, at.port)
 			}
 		}
 	}
 	return nil
+}
+
+// holder returns the Service that uses a port of an address, "" for none.
+func (m *Allocations) holder(a Address, l L4) string {
+	if at := m.holders[a]; at != nil {
+		return at.l4[l]
+	}
+	return ""
 }
 
 // Take allocates the ports of a claim at its addresses and releases the previous ones of the Service. After an error, that of
@@ -108,14 +115,15 @@ func (m *Allocations) Take(c Claim) error {
 	if m.holders == nil {
 		m.holders, m.claims = map[Address]*holders{}, map[string]Claim{}
 	}
-	for _, a := range c.At {
-		at := m.holders[a]
-		if at == nil {
-			at = &holders{c.Port, map[L4]string{}}
-			m.holders[a] = at
+	for _, a := range c.Of {
+		if m.holders[a] == nil {
+			m.holders[a] = &holders{c.Port, map[string]bool{}, map[L4]string{}}
 		}
+		m.holders[a].services[c.Service] = true
+	}
+	for _, a := range c.At {
 		for _, l := range c.L4 {
-			at.l4[l] = c.Service
+			m.holders[a].l4[l] = c.Service
 		}
 	}
 	m.claims[c.Service] = c
@@ -133,7 +141,9 @@ func (m *Allocations) Release(service string) {
 		for _, l := range c.L4 {
 			delete(m.holders[a].l4, l)
 		}
-		if len(m.holders[a].l4) == 0 {
+	}
+	for _, a := range c.Of {
+		if delete(m.holders[a].services, service); len(m.holders[a].services) == 0 {
 			delete(m.holders, a)
 		}
 	}

@@ -17,6 +17,7 @@ func claim(service, port string, l4 ...L4) Claim {
 	c := Claim{Service: service, Port: port, L4: l4}
 	if port != "" {
 		c.At = at("10.0.0." + port[1:])
+		c.Of = c.At
 	}
 	return c
 }
@@ -179,7 +180,8 @@ func TestRestore(t *testing.T) {
 // both of its addresses.
 func TestAddressOfSeveralPorts(t *testing.T) {
 	var m Allocations
-	if err := m.Take(Claim{Service: "a", Port: "pair", L4: []L4{http}, At: at("10.0.0.1", "fd00::1")}); err != nil {
+	pair := at("10.0.0.1", "fd00::1")
+	if err := m.Take(Claim{Service: "a", Port: "pair", L4: []L4{http}, Of: pair, At: pair[:1]}); err != nil {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct {
@@ -189,13 +191,19 @@ func TestAddressOfSeveralPorts(t *testing.T) {
 		"half of it, the same port":     {Claim{Service: "b", Port: "half", L4: []L4{http}, At: at("10.0.0.1")}, false},
 		"half of it, another port":      {Claim{Service: "b", Port: "half", L4: []L4{dns}, At: at("10.0.0.1")}, false},
 		"another spelling":              {Claim{Service: "b", Port: "PAIR", L4: []L4{dns}, At: at("10.0.0.1", "fd00::1")}, false},
-		"the same id, the same port":    {Claim{Service: "b", Port: "pair", L4: []L4{http}, At: at("fd00::1")}, false},
+		"the half that it does not use": {Claim{Service: "b", Port: "half", L4: []L4{http}, At: at("fd00::1")}, false},
+		"no address of a half":          {Claim{Service: "b", Port: "half", L4: []L4{http}, Of: at("fd00::1")}, false},
+		"the same id, the same port":    {Claim{Service: "b", Port: "pair", L4: []L4{http}, At: at("10.0.0.1")}, false},
+		"the same id, another address":  {Claim{Service: "b", Port: "pair", L4: []L4{http}, At: at("fd00::1")}, true},
 		"the same id, another port":     {Claim{Service: "b", Port: "pair", L4: []L4{dns}, At: at("fd00::1")}, true},
 		"another group":                 {Claim{Service: "b", Port: "other", L4: []L4{http}, At: []Address{{"inner", netip.MustParseAddr("10.0.0.1")}}}, true},
 		"another address":               {Claim{Service: "b", Port: "next", L4: []L4{http}, At: at("10.0.0.2")}, true},
 		"its own, under another id":     {Claim{Service: "a", Port: "half", L4: []L4{http}, At: at("10.0.0.1")}, true},
 		"one free and one used address": {Claim{Service: "b", Port: "mix", L4: []L4{http}, At: at("10.0.0.3", "fd00::1")}, false},
 	} {
+		if tc.claim.Of == nil {
+			tc.claim.Of = tc.claim.At
+		}
 		if err := m.Collision(tc.claim); (err == nil) != tc.ok || err != nil && !errors.Is(err, ErrCollision) {
 			t.Errorf("%s: %v", name, err)
 		}
