@@ -14,13 +14,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/gophercloud/gophercloud/v2"
-	"github.com/gophercloud/gophercloud/v2/openstack"
-	"github.com/gophercloud/gophercloud/v2/openstack/config"
-	"github.com/gophercloud/gophercloud/v2/openstack/config/clouds"
-	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
 	"github.com/gophercloud/gophercloud/v2/pagination"
 )
 
@@ -38,84 +34,96 @@ type Config struct {
 	Cluster string
 	// Timeout bounds a call; 0 is DefaultTimeout.
 	Timeout time.Duration
-	// Wrap wraps the transport of all requests but those of Connect; nil: no wrapping.
+	// Wrap wraps the transport of all requests but those that authenticate first; nil: no wrapping.
 	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
 // Client talks to Neutron on behalf of one cluster. It is safe for concurrent use.
 type Client struct {
-	network *gophercloud.ServiceClient
-	project string
-	cluster string
-	timeout time.Duration
+	cfg Config
+
+	mu      sync.Mutex // never held during a request
+	session *session   // nil: the next call authenticates
+	project string     // of the first session; "" before
+	pause   time.Time  // end of the pause that the cloud asked for
 }
 
-// Connect authenticates by password or application credential. The client renews its token by itself.
-func Connect(ctx context.Context, c Config) (*Client, error) {
+// New returns a client without any request: its first call authenticates. A clouds.yaml that cannot be read is an error.
+func New(c Config) (*Client, error) {
 	if c.Cluster == "" {
 		return nil, errors.New("the cluster id is empty: it distinguishes the ports and floating IPs of this cluster from those of others")
 	}
-	var options []clouds.ParseOption
-	if c.Cloud != "" {
-		options = append(options, clouds.WithCloudName(c.Cloud))
+	if _, err := readCredentials(c); err != nil {
+		return nil, err
 	}
-	if c.File != "" {
-		options = append(options, clouds.WithLocations(c.File))
-	}
-	auth, endpoint, tls, err := clouds.Parse(options...)
-	if err != nil {
-		return nil, fmt.Errorf("read clouds.yaml: %w", err)
-	}
-	auth.AllowReauth = true // otherwise the first token is the last
-	timeout := cmp.Or(c.Timeout, DefaultTimeout)
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	provider, err := config.NewProviderClient(ctx, auth, config.WithHTTPClient(http.Client{Timeout: timeout}), config.WithTLSConfig(tls))
-	if err != nil {
-		return nil, fmt.Errorf("authenticate at %s: %w", auth.IdentityEndpoint, explain(err))
-	}
-	network, err := openstack.NewNetworkV2(provider, endpoint)
-	if err != nil {
-		return nil, fmt.Errorf("find the network service in the catalog: %w", err)
-	}
-	if c.Wrap != nil {
-		to := provider.HTTPClient.Transport
-		if to == nil {
-			to = http.DefaultTransport
-		}
-		provider.HTTPClient.Transport = c.Wrap(to)
-	}
-	project, err := projectOf(provider)
+	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	return &Client{cfg: c}, nil
+}
+
+// Connect is New, and authenticates.
+func Connect(ctx context.Context, c Config) (*Client, error) {
+	client, err := New(c)
 	if err != nil {
 		return nil, err
 	}
-	return &Client{network: network, project: project, cluster: c.Cluster, timeout: timeout}, nil
+	return client, client.call(ctx, "connect", func(context.Context, *session) error { return nil })
 }
 
-// projectOf returns the id of the token's project.
-func projectOf(provider *gophercloud.ProviderClient) (string, error) {
-	auth, ok := provider.GetAuthResult().(tokens.CreateResult)
-	if !ok {
-		return "", errors.New("the identity service did not issue a token by its API version 3")
-	}
-	project, err := auth.ExtractProject()
-	if err != nil {
-		return "", fmt.Errorf("read the token's project: %w", err)
-	}
-	if project == nil {
-		return "", errors.New("the credentials are for no project: set project_name, or project_id, in clouds.yaml")
-	}
-	return project.ID, nil
+// Paused is the error of calls while the cloud asks for a pause by Retry-After (429 or 503). No request is sent before
+// Until.
+type Paused struct {
+	Until time.Time
+
+	cause error
 }
 
-// call calls f with a deadline, and explains its error.
-func (c *Client) call(ctx context.Context, what string, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+// Error implements error. The text does not depend on the time, so that it can be a condition's message.
+func (p *Paused) Error() string { return "OpenStack asks for a pause: " + p.cause.Error() }
+
+// Unwrap returns the error of the request that was refused.
+func (p *Paused) Unwrap() error { return p.cause }
+
+// call calls f with a session and a deadline, and explains its error.
+func (c *Client) call(ctx context.Context, what string, f func(context.Context, *session) error) error {
+	if p := c.paused(); p != nil {
+		return fmt.Errorf("%s: %w", what, p)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
-	if err := f(ctx); err != nil {
-		return fmt.Errorf("%s: %w", what, explain(err))
+	s, err := c.open(ctx)
+	if err == nil {
+		if err = f(ctx, s); err == nil {
+			return nil
+		}
 	}
-	return nil
+	if refusesCredentials(err) {
+		c.drop(s)
+	}
+	if until, ok := retryAfter(err, time.Now()); ok {
+		err = c.setPause(until, explain(err))
+	}
+	return fmt.Errorf("%s: %w", what, explain(err))
+}
+
+// paused returns the error of a call during a pause, nil without one.
+func (c *Client) paused() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !time.Now().Before(c.pause) {
+		return nil
+	}
+	return &Paused{Until: c.pause, cause: errPause}
+}
+
+var errPause = errors.New("no request is sent before it ends")
+
+func (c *Client) setPause(until time.Time, cause error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if until.After(c.pause) {
+		c.pause = until
+	}
+	return &Paused{Until: c.pause, cause: cause}
 }
 
 // list reads all pages of objects, converts the objects with of, and sorts them by id.

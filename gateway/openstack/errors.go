@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
+	"time"
 
 	"github.com/gophercloud/gophercloud/v2"
 )
@@ -49,10 +51,62 @@ var byStatus = map[int]error{
 	http.StatusPreconditionFailed: ErrStale,
 }
 
+// loginError is a failure to get the first token of a session.
+type loginError struct {
+	at  string
+	err error
+}
+
+func (l *loginError) Error() string { return "authenticate at " + l.at + ": " + l.err.Error() }
+
+func (l *loginError) Unwrap() error { return l.err }
+
+// refusal returns the response behind an error, if the cloud refused a request.
+func refusal(err error) (r gophercloud.ErrUnexpectedResponseCode, ok bool) {
+	if again, ok := errors.AsType[*gophercloud.ErrUnableToReauthenticate](err); ok { // it does not unwrap
+		err = again.ErrReauth
+	}
+	return errors.AsType[gophercloud.ErrUnexpectedResponseCode](err)
+}
+
+// refusesCredentials reports whether a new token might help: Keystone issued none, or Neutron refuses the one it issued.
+func refusesCredentials(err error) bool {
+	_, token := errors.AsType[*gophercloud.ErrUnableToReauthenticate](err)
+	r, ok := refusal(err)
+	return token || ok && r.Actual == http.StatusUnauthorized
+}
+
+// longestPause bounds the pause that a response can ask for.
+const longestPause = 10 * time.Minute
+
+// retryAfter returns the end of the pause that an overloaded service asks for, in seconds or as a date (RFC 9110).
+func retryAfter(err error, now time.Time) (until time.Time, ok bool) {
+	r, ok := refusal(err)
+	if !ok || r.Actual != http.StatusTooManyRequests && r.Actual != http.StatusServiceUnavailable {
+		return time.Time{}, false
+	}
+	text := r.ResponseHeader.Get("Retry-After")
+	if seconds, err := strconv.ParseUint(text, 10, 31); err == nil {
+		until = now.Add(time.Duration(seconds) * time.Second)
+	} else if until, err = http.ParseTime(text); err != nil {
+		return time.Time{}, false
+	}
+	if last := now.Add(longestPause); until.After(last) {
+		until = last
+	}
+	return until, until.After(now)
+}
+
 // explain wraps an error of the cloud in one of ours.
 func explain(err error) error {
-	var refused gophercloud.ErrUnexpectedResponseCode
-	if !errors.As(err, &refused) {
+	if p, ok := errors.AsType[*Paused](err); ok {
+		return p
+	}
+	if l, ok := errors.AsType[*loginError](err); ok {
+		return fmt.Errorf("authenticate at %s: %w", l.at, explain(l.err))
+	}
+	refused, ok := refusal(err)
+	if !ok {
 		return err
 	}
 	kind, text := neutronError(refused.Body)

@@ -32,9 +32,9 @@ func (c *Client) FloatingIPs(ctx context.Context) ([]FloatingIP, error) {
 
 // FindFloatingIP returns the floating IP with an id or an address in this project, of any owner, or ErrGone.
 func (c *Client) FindFloatingIP(ctx context.Context, idOrAddr string) (FloatingIP, error) {
-	opts := floatingips.ListOpts{ProjectID: c.project, ID: idOrAddr}
+	opts := floatingips.ListOpts{ID: idOrAddr}
 	if _, err := netip.ParseAddr(idOrAddr); err == nil {
-		opts = floatingips.ListOpts{ProjectID: c.project, FloatingIP: idOrAddr}
+		opts = floatingips.ListOpts{FloatingIP: idOrAddr}
 	}
 	found, err := c.listFloatingIPs(ctx, opts)
 	if err != nil {
@@ -47,17 +47,23 @@ func (c *Client) FindFloatingIP(ctx context.Context, idOrAddr string) (FloatingI
 }
 
 // CreateFloatingIP returns a floating IP of an external network that leads to an IPv4 address of a port: a new one, or
-// the existing one. One request creates and associates it, so a crash leaves both or none.
-func (c *Client) CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (f FloatingIP, err error) {
-	existing, err := c.FloatingIPs(ctx)
-	if err != nil {
-		return FloatingIP{}, err
+// the existing one. One request creates and associates it, so a crash leaves both or none; Neutron refuses a second one
+// of the same address.
+func (c *Client) CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (FloatingIP, error) {
+	f, err := c.createFloatingIP(ctx, network, port, fixed)
+	if !errors.Is(err, ErrTaken) {
+		return f, err
 	}
+	existing, listed := c.FloatingIPs(ctx)
 	if i := slices.IndexFunc(existing, func(f FloatingIP) bool { return f.Port == port && f.Fixed == fixed }); i >= 0 {
 		return existing[i], nil
 	}
-	err = c.call(ctx, "create floating IP", func(ctx context.Context) error {
-		made, err := floatingips.Create(ctx, c.network, floatingips.CreateOpts{
+	return FloatingIP{}, errors.Join(err, listed)
+}
+
+func (c *Client) createFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (f FloatingIP, err error) {
+	err = c.call(ctx, "create floating IP", func(ctx context.Context, s *session) error {
+		made, err := floatingips.Create(ctx, s.network, floatingips.CreateOpts{
 			FloatingNetworkID: network, PortID: port, FixedIP: fixed.String(), Description: c.description(),
 		}).Extract()
 		if err != nil {
@@ -79,8 +85,8 @@ func (c *Client) ReserveFloatingIP(ctx context.Context, network, purpose string)
 	if i := slices.IndexFunc(existing, func(f FloatingIP) bool { return f.Purpose == purpose }); i >= 0 {
 		return existing[i], nil
 	}
-	err = c.call(ctx, "reserve floating IP", func(ctx context.Context) error {
-		made, err := floatingips.Create(ctx, c.network, floatingips.CreateOpts{FloatingNetworkID: network, Description: c.reserved(purpose)}).Extract()
+	err = c.call(ctx, "reserve floating IP", func(ctx context.Context, s *session) error {
+		made, err := floatingips.Create(ctx, s.network, floatingips.CreateOpts{FloatingNetworkID: network, Description: c.reserved(purpose)}).Extract()
 		if err != nil {
 			return err
 		}
@@ -93,8 +99,8 @@ func (c *Client) ReserveFloatingIP(ctx context.Context, network, purpose string)
 // AssociateFloatingIP makes a floating IP, of this cluster or of a user, lead to an IPv4 address of a port, or to nothing
 // when port is empty. It returns ErrStale when the floating IP was changed meanwhile: the caller must read it again.
 func (c *Client) AssociateFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
-	return c.call(ctx, "associate floating IP "+id, func(ctx context.Context) error {
-		is, err := floatingips.Get(ctx, c.network, id).Extract()
+	return c.call(ctx, "associate floating IP "+id, func(ctx context.Context, s *session) error {
+		is, err := floatingips.Get(ctx, s.network, id).Extract()
 		if err != nil {
 			return err
 		}
@@ -105,22 +111,22 @@ func (c *Client) AssociateFloatingIP(ctx context.Context, id, port string, fixed
 		if port != "" {
 			opts.FixedIP = fixed.String() // required if the port has two
 		}
-		_, err = floatingips.Update(ctx, c.network, id, opts).Extract()
+		_, err = floatingips.Update(ctx, s.network, id, opts).Extract()
 		return err
 	})
 }
 
 // DeleteFloatingIP deletes a floating IP of this cluster. Deleting one that does not exist is no error.
 func (c *Client) DeleteFloatingIP(ctx context.Context, id string) error {
-	return c.call(ctx, "delete floating IP "+id, func(ctx context.Context) error {
-		is, err := floatingips.Get(ctx, c.network, id).Extract()
+	return c.call(ctx, "delete floating IP "+id, func(ctx context.Context, s *session) error {
+		is, err := floatingips.Get(ctx, s.network, id).Extract()
 		if err == nil {
 			if _, ours := c.owned(is); !ours {
-				err = fmt.Errorf("it does not belong to cluster %s: its description is %q", c.cluster, is.Description)
+				err = fmt.Errorf("it does not belong to cluster %s: its description is %q", c.cfg.Cluster, is.Description)
 			}
 		}
 		if err == nil {
-			err = floatingips.Delete(ctx, c.network, id).ExtractErr()
+			err = floatingips.Delete(ctx, s.network, id).ExtractErr()
 		}
 		if errors.Is(explain(err), ErrGone) {
 			return nil
@@ -142,7 +148,7 @@ func (c *Client) reserved(purpose string) string {
 
 const reservedPrefix = "Isthmus gateway ("
 
-func (c *Client) suffix() string { return " of the Kubernetes cluster " + c.cluster }
+func (c *Client) suffix() string { return " of the Kubernetes cluster " + c.cfg.Cluster }
 
 // owned reports whether a floating IP belongs to this cluster, and the purpose that it was reserved for.
 func (c *Client) owned(f *floatingips.FloatingIP) (purpose string, ours bool) {
@@ -158,8 +164,9 @@ func (c *Client) owned(f *floatingips.FloatingIP) (purpose string, ours bool) {
 }
 
 func (c *Client) listFloatingIPs(ctx context.Context, opts floatingips.ListOpts) (all []FloatingIP, err error) {
-	err = c.call(ctx, "list floating IPs", func(ctx context.Context) error {
-		all, err = list(ctx, floatingips.List(c.network, opts), floatingips.ExtractFloatingIPs, c.floatingIP, func(f FloatingIP) string { return f.ID })
+	err = c.call(ctx, "list floating IPs", func(ctx context.Context, s *session) error {
+		opts.ProjectID = s.project
+		all, err = list(ctx, floatingips.List(s.network, opts), floatingips.ExtractFloatingIPs, c.floatingIP, func(f FloatingIP) string { return f.ID })
 		return err
 	})
 	return all, err
@@ -182,19 +189,19 @@ func (c *Client) floatingIP(f *floatingips.FloatingIP) (FloatingIP, error) {
 
 // AllFloatingIPs returns all floating IPs of the project, of any owner, by id.
 func (c *Client) AllFloatingIPs(ctx context.Context) ([]FloatingIP, error) {
-	return c.listFloatingIPs(ctx, floatingips.ListOpts{ProjectID: c.project})
+	return c.listFloatingIPs(ctx, floatingips.ListOpts{})
 }
 
 // RetainFloatingIP gives a floating IP of this cluster to the user: it is never deleted from then on. One of another
 // owner already belongs to a user.
 func (c *Client) RetainFloatingIP(ctx context.Context, id string) error {
-	return c.call(ctx, "retain floating IP "+id, func(ctx context.Context) error {
-		is, err := floatingips.Get(ctx, c.network, id).Extract()
+	return c.call(ctx, "retain floating IP "+id, func(ctx context.Context, s *session) error {
+		is, err := floatingips.Get(ctx, s.network, id).Extract()
 		if err != nil || is.Description != c.description() {
 			return err
 		}
 		kept := "Kept by request; allocated by the " + c.description()
-		_, err = floatingips.Update(ctx, c.network, id, floatingips.UpdateOpts{Description: &kept, RevisionNumber: &is.RevisionNumber}).Extract()
+		_, err = floatingips.Update(ctx, s.network, id, floatingips.UpdateOpts{Description: &kept, RevisionNumber: &is.RevisionNumber}).Extract()
 		return err
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -72,7 +73,7 @@ func once(method string, fault openstacktest.Fault) func(*http.Request) openstac
 	}
 }
 
-// A lost response leaves no unknown object: the retry finds the first object.
+// A lost response leaves no unknown object: a port is found by its purpose, and a second attempt finds a floating IP.
 func TestLostAnswers(t *testing.T) {
 	f := openstacktest.NewFake(t)
 	c := connect(t, f, openstack.Config{Cluster: "a"})
@@ -80,13 +81,11 @@ func TestLostAnswers(t *testing.T) {
 	if _, err := c.CreatePort(t.Context(), request); err == nil {
 		t.Fatal("no error without an answer")
 	}
-	p, err := c.CreatePort(t.Context(), request)
-	if err != nil {
-		t.Fatal(err)
+	all, err := c.Ports(t.Context())
+	if err != nil || len(all) != 1 || all[0].Purpose != request.Purpose {
+		t.Fatalf("ports %v, %v", all, err)
 	}
-	if all, err := c.Ports(t.Context()); err != nil || len(all) != 1 {
-		t.Errorf("ports %v, %v", all, err)
-	}
+	p := all[0]
 	f.Fault = once(http.MethodPost, openstacktest.Lose)
 	if _, err := c.CreateFloatingIP(t.Context(), openstacktest.External, p.ID, p.Addrs[0]); err == nil {
 		t.Fatal("no error without an answer")
@@ -217,9 +216,109 @@ func TestConnectErrors(t *testing.T) {
 		"the cluster id is empty": {Cloud: "test", File: file},
 		"read clouds.yaml":        {Cloud: "nowhere", File: file, Cluster: "a"},
 	} {
-		if _, err := openstack.Connect(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := openstack.New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q in it", c, err, want)
 		}
+	}
+	f.SetSecret("another")
+	_, err := openstack.Connect(t.Context(), openstack.Config{Cloud: "test", File: file, Cluster: "a"})
+	if !errors.Is(err, openstack.ErrForbidden) || !strings.Contains(err.Error(), "authenticate at http://") {
+		t.Errorf("a wrong secret: %v", err)
+	}
+}
+
+// A client starts while Keystone is down, and works as soon as it answers.
+func TestKeystoneAway(t *testing.T) {
+	f := openstacktest.NewFake(t)
+	f.AuthFault = func(*http.Request) openstacktest.Fault { return openstacktest.Refuse }
+	c, err := openstack.New(openstack.Config{Cloud: "test", File: f.CloudsYAML(t), Cluster: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Ports(t.Context()); err == nil || !strings.Contains(err.Error(), "authenticate at http://") || !strings.Contains(err.Error(), "status 503") {
+		t.Errorf("without Keystone: %v", err)
+	}
+	f.AuthFault = nil
+	if _, err := c.Ports(t.Context()); err != nil {
+		t.Errorf("with Keystone: %v", err)
+	}
+}
+
+// A replaced application credential is used without a restart, whether clouds.yaml changes before or after the former
+// credential is revoked. A file that cannot be read changes nothing.
+func TestChangedCredentials(t *testing.T) {
+	f := openstacktest.NewFake(t)
+	path := f.CloudsYAML(t)
+	c, err := openstack.Connect(t.Context(), openstack.Config{Cloud: "test", File: path, Cluster: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := 0
+	f.AuthFault = func(*http.Request) openstacktest.Fault { tokens++; return openstacktest.None }
+	works := func(when string, want int) {
+		t.Helper()
+		tokens = 0
+		if _, err := c.Ports(t.Context()); err != nil || tokens != want {
+			t.Errorf("%s: %v, after %d requests of a token, want %d", when, err, tokens, want)
+		}
+	}
+	if err := os.WriteFile(path, []byte("clouds: ["), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	works("with half a file", 0)
+	f.SetSecret("second")
+	f.WriteClouds(t, path, "second")
+	works("when the file and Keystone changed", 1)
+	works("a call later", 0)
+	f.SetSecret("third")
+	for range 2 {
+		if _, err := c.Ports(t.Context()); !errors.Is(err, openstack.ErrForbidden) {
+			t.Errorf("with a revoked credential: %v", err)
+		}
+	}
+	f.WriteClouds(t, path, "third")
+	works("when the file changed later", 1)
+}
+
+// After 429 with Retry-After no request is sent before the pause ends, of Neutron and of Keystone.
+func TestRetryAfter(t *testing.T) {
+	throttle := func(asked *atomic.Int32) func(*http.Request) openstacktest.Fault {
+		return func(*http.Request) openstacktest.Fault {
+			if asked.Add(1) == 1 {
+				return openstacktest.Throttle
+			}
+			return openstacktest.None
+		}
+	}
+	for name, set := range map[string]func(*openstacktest.Fake, func(*http.Request) openstacktest.Fault){
+		"Neutron":  func(f *openstacktest.Fake, fault func(*http.Request) openstacktest.Fault) { f.Fault = fault },
+		"Keystone": func(f *openstacktest.Fake, fault func(*http.Request) openstacktest.Fault) { f.AuthFault = fault },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := openstacktest.NewFake(t)
+			var asked atomic.Int32
+			set(f, throttle(&asked))
+			c, err := openstack.New(openstack.Config{Cloud: "test", File: f.CloudsYAML(t), Cluster: "a"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var until time.Time
+			for {
+				before := time.Now()
+				_, err := c.Ports(t.Context())
+				if err == nil {
+					break
+				}
+				p, ok := errors.AsType[*openstack.Paused](err)
+				if !ok || asked.Load() != 1 || !until.IsZero() && p.Until != until || p.Until.Before(before) {
+					t.Fatalf("%v after %d requests, want a pause", err, asked.Load())
+				}
+				until = p.Until
+			}
+			if time.Now().Before(until) || until.IsZero() {
+				t.Errorf("a request was sent before %v", until)
+			}
+		})
 	}
 }
 

@@ -39,8 +39,8 @@ func (n *PairsExhausted) Unwrap() error { return n.cause }
 // port with a lower limit keeps its pairs and gets as many of the new ones as it may have; the error is then a
 // *PairsExhausted.
 func (c *Client) SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error {
-	return c.call(ctx, "set allowed address pairs of port "+port, func(ctx context.Context) error {
-		m, err := c.writePairs(ctx, port, had, want, math.MaxInt)
+	return c.call(ctx, "set allowed address pairs of port "+port, func(ctx context.Context, s *session) error {
+		m, err := c.writePairs(ctx, s, port, had, want, math.MaxInt)
 		said := explain(err)
 		if !errors.Is(said, ErrPairs) {
 			return err
@@ -48,7 +48,7 @@ func (c *Client) SetAddressPairs(ctx context.Context, port string, had, want []n
 		// Neutron tells the limit only to administrators, so it is found by bisection.
 		fits, refused, limit := m.existing, len(m.pairs), m.existing
 		for {
-			m, err := c.writePairs(ctx, port, had, want, limit)
+			m, err := c.writePairs(ctx, s, port, had, want, limit)
 			switch {
 			case errors.Is(explain(err), ErrPairs) && len(m.pairs) > m.existing:
 				refused = len(m.pairs)
@@ -67,9 +67,9 @@ func (c *Client) SetAddressPairs(ctx context.Context, port string, had, want []n
 }
 
 // writePairs makes one write of SetAddressPairs, with at most limit pairs in all.
-func (c *Client) writePairs(ctx context.Context, port string, had, want []netip.Prefix, limit int) (m mergedPairs, err error) {
+func (c *Client) writePairs(ctx context.Context, s *session, port string, had, want []netip.Prefix, limit int) (m mergedPairs, err error) {
 	for try := 1; ; try++ {
-		is, err := ports.Get(ctx, c.network, port).Extract()
+		is, err := ports.Get(ctx, s.network, port).Extract()
 		if err != nil {
 			return m, err
 		}
@@ -77,7 +77,7 @@ func (c *Client) writePairs(ctx context.Context, port string, had, want []netip.
 		if slices.Equal(m.pairs, is.AllowedAddressPairs) {
 			return m, nil
 		}
-		_, err = ports.Update(ctx, c.network, port, ports.UpdateOpts{AllowedAddressPairs: &m.pairs, RevisionNumber: &is.RevisionNumber}).Extract()
+		_, err = ports.Update(ctx, s.network, port, ports.UpdateOpts{AllowedAddressPairs: &m.pairs, RevisionNumber: &is.RevisionNumber}).Extract()
 		if !errors.Is(explain(err), ErrStale) || try == staleTries {
 			return m, err
 		}
@@ -140,8 +140,8 @@ func textOf(p netip.Prefix) string {
 
 // AddressPairs returns the prefixes that a port may send from besides its own addresses, of any owner.
 func (c *Client) AddressPairs(ctx context.Context, port string) (all []netip.Prefix, err error) {
-	err = c.call(ctx, "read allowed address pairs of port "+port, func(ctx context.Context) error {
-		is, err := ports.Get(ctx, c.network, port).Extract()
+	err = c.call(ctx, "read allowed address pairs of port "+port, func(ctx context.Context, s *session) error {
+		is, err := ports.Get(ctx, s.network, port).Extract()
 		if err != nil {
 			return err
 		}

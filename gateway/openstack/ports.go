@@ -26,37 +26,31 @@ type Port struct {
 type PortRequest struct {
 	Network string   // id
 	Subnets []string // ids, at most one of each family; the port gets an address of each
-	// Purpose is stored in the port. A request that is repeated after a crash finds the port of the first one.
+	// Purpose is stored in the port, so that the port is found after a crash.
 	Purpose string
 }
 
 // Ports returns all ports of this cluster, by id.
 func (c *Client) Ports(ctx context.Context) (all []Port, err error) {
-	err = c.call(ctx, "list ports", func(ctx context.Context) error {
-		opts := ports.ListOpts{ProjectID: c.project, DeviceOwner: portOwner, DeviceID: c.cluster}
-		all, err = list(ctx, ports.List(c.network, opts), ports.ExtractPorts, c.ours, func(p Port) string { return p.ID })
+	err = c.call(ctx, "list ports", func(ctx context.Context, s *session) error {
+		opts := ports.ListOpts{ProjectID: s.project, DeviceOwner: portOwner, DeviceID: c.cfg.Cluster}
+		all, err = list(ctx, ports.List(s.network, opts), ports.ExtractPorts, c.ours, func(p Port) string { return p.ID })
 		return err
 	})
 	return all, err
 }
 
-// CreatePort returns a new port, or the one that an earlier call with the same purpose created.
+// CreatePort creates a port. After an error it may exist all the same, because a response can be lost: then look for its
+// purpose in Ports before the next attempt.
 func (c *Client) CreatePort(ctx context.Context, r PortRequest) (p Port, err error) {
-	existing, err := c.Ports(ctx)
-	if err != nil {
-		return Port{}, err
-	}
-	if i := slices.IndexFunc(existing, func(p Port) bool { return p.Purpose == r.Purpose }); i >= 0 {
-		return existing[i], nil
-	}
 	var addresses []ports.IP
-	for _, s := range r.Subnets {
-		addresses = append(addresses, ports.IP{SubnetID: s})
+	for _, id := range r.Subnets {
+		addresses = append(addresses, ports.IP{SubnetID: id})
 	}
-	err = c.call(ctx, "create port", func(ctx context.Context) error {
-		made, err := ports.Create(ctx, c.network, ports.CreateOpts{
-			NetworkID: r.Network, FixedIPs: addresses, DeviceOwner: portOwner, DeviceID: c.cluster, Name: portName(r.Purpose),
-			Description: "Addresses of Services of type LoadBalancer of the Kubernetes cluster " + c.cluster + ", kept by Isthmus.",
+	err = c.call(ctx, "create port", func(ctx context.Context, s *session) error {
+		made, err := ports.Create(ctx, s.network, ports.CreateOpts{
+			NetworkID: r.Network, FixedIPs: addresses, DeviceOwner: portOwner, DeviceID: c.cfg.Cluster, Name: portName(r.Purpose),
+			Description: "Addresses of Services of type LoadBalancer of the Kubernetes cluster " + c.cfg.Cluster + ", kept by Isthmus.",
 		}).Extract()
 		if err != nil {
 			return err
@@ -69,13 +63,13 @@ func (c *Client) CreatePort(ctx context.Context, r PortRequest) (p Port, err err
 
 // DeletePort deletes a port of this cluster. It is no error if it does not exist.
 func (c *Client) DeletePort(ctx context.Context, id string) error {
-	return c.call(ctx, "delete port "+id, func(ctx context.Context) error {
-		p, err := ports.Get(ctx, c.network, id).Extract()
+	return c.call(ctx, "delete port "+id, func(ctx context.Context, s *session) error {
+		p, err := ports.Get(ctx, s.network, id).Extract()
 		if err == nil {
 			_, err = c.ours(p)
 		}
 		if err == nil {
-			err = ports.Delete(ctx, c.network, id).ExtractErr()
+			err = ports.Delete(ctx, s.network, id).ExtractErr()
 		}
 		if errors.Is(explain(err), ErrGone) {
 			return nil
@@ -91,8 +85,8 @@ func portName(purpose string) string { return purposePrefix + purpose }
 
 // ours converts a Neutron port. A port of another owner is an error: it must not be changed.
 func (c *Client) ours(p *ports.Port) (Port, error) {
-	if p.DeviceOwner != portOwner || p.DeviceID != c.cluster {
-		return Port{}, fmt.Errorf("port %s does not belong to cluster %s: its device_owner is %q and its device_id %q", p.ID, c.cluster, p.DeviceOwner, p.DeviceID)
+	if p.DeviceOwner != portOwner || p.DeviceID != c.cfg.Cluster {
+		return Port{}, fmt.Errorf("port %s does not belong to cluster %s: its device_owner is %q and its device_id %q", p.ID, c.cfg.Cluster, p.DeviceOwner, p.DeviceID)
 	}
 	purpose, _ := strings.CutPrefix(p.Name, purposePrefix)
 	is := Port{ID: p.ID, Purpose: purpose}

@@ -16,8 +16,8 @@ type Use struct{ Used, Limit int }
 
 // Quota reads the quota of the project.
 func (c *Client) Quota(ctx context.Context) (q Quota, err error) {
-	err = c.call(ctx, "read quota", func(ctx context.Context) error {
-		is, err := quotas.GetDetail(ctx, c.network, c.project).Extract()
+	err = c.call(ctx, "read quota", func(ctx context.Context, s *session) error {
+		is, err := quotas.GetDetail(ctx, s.network, s.project).Extract()
 		if err != nil {
 			return err
 		}

@@ -25,11 +25,14 @@ type Fake struct {
 	// Fault is called before each request of the network service and may inject a fault. Set it while no request is
 	// running.
 	Fault func(*http.Request) Fault
+	// AuthFault is Fault for requests of tokens; it may refuse, hang or throttle.
+	AuthFault func(*http.Request) Fault
 
 	server *httptest.Server
 	mu     sync.Mutex
 	ids    int
 	token  int
+	secret string // of the application credential
 	ports  map[string]object
 	fips   map[string]object
 	quota  map[string]int // -1: no limit
@@ -48,7 +51,11 @@ const (
 	Deny         // 401 by an access rule, with any token
 	Stale        // 412: the object was changed since it was read
 	Taken        // 409: an address is in use; not a quota
+	Throttle     // 429 with RetryAfter, without effect
 )
+
+// RetryAfter is the pause that Throttle asks for.
+const RetryAfter = time.Second
 
 // object is a resource as Neutron shows it.
 type object = map[string]any
@@ -79,7 +86,7 @@ const (
 // NewFake starts a fake that stops with the test.
 func NewFake(t testing.TB) *Fake {
 	t.Helper()
-	f := &Fake{ports: map[string]object{}, fips: map[string]object{}, quota: map[string]int{"port": -1, "floatingip": -1}}
+	f := &Fake{secret: "secret", ports: map[string]object{}, fips: map[string]object{}, quota: map[string]int{"port": -1, "floatingip": -1}}
 	for i, id := range []string{Gateway1, Gateway2} {
 		fixed := []any{object{"subnet_id": Subnet4, "ip_address": GatewayAddrs[i].String()}}
 		f.ports[id] = object{
@@ -96,19 +103,33 @@ func NewFake(t testing.TB) *Fake {
 func (f *Fake) CloudsYAML(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "clouds.yaml")
+	f.WriteClouds(t, path, "secret")
+	return path
+}
+
+// SetSecret replaces the application credential: its former secret and all tokens are refused from now on.
+func (f *Fake) SetSecret(secret string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.secret = secret
+	f.token++
+}
+
+// WriteClouds writes a clouds.yaml with a secret of the application credential.
+func (f *Fake) WriteClouds(t testing.TB, path, secret string) {
+	t.Helper()
 	text := fmt.Sprintf(`clouds:
   test:
     auth_type: v3applicationcredential
     auth:
       auth_url: %s/v3
       application_credential_id: id
-      application_credential_secret: secret
+      application_credential_secret: %s
     region_name: RegionOne
-`, f.server.URL)
+`, f.server.URL, secret)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return path
 }
 
 // SetQuota sets the limit of "port" or "floatingip"; -1 is no limit.
@@ -178,9 +199,24 @@ func (f *Fake) handler() http.Handler {
 	return mux
 }
 
-func (f *Fake) authenticate(w http.ResponseWriter, _ *http.Request) {
+func (f *Fake) authenticate(w http.ResponseWriter, r *http.Request) {
+	var asked struct {
+		Auth struct {
+			Identity struct {
+				Credential struct{ Secret string } `json:"application_credential"`
+			}
+		}
+	}
+	_ = json.NewDecoder(r.Body).Decode(&asked) // without a secret it is refused
+	if f.AuthFault != nil && fail(w, r, f.AuthFault(r)) {
+		return
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if asked.Auth.Identity.Credential.Secret != f.secret {
+		unauthorized(w)
+		return
+	}
 	f.token++
 	w.Header().Set("X-Subject-Token", "token-"+strconv.Itoa(f.token))
 	reply(w, http.StatusCreated, object{"token": object{
@@ -213,10 +249,10 @@ func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusa
 		}
 		switch {
 		case r.Header.Get("X-Auth-Token") != "token-"+strconv.Itoa(f.token):
-			reply(w, http.StatusUnauthorized, object{"error": object{"code": 401, "title": "Unauthorized", "message": "The request you have made requires authentication."}})
+			unauthorized(w)
 			return
-		case fault == Refuse:
-			http.Error(w, "upstream is away", http.StatusServiceUnavailable)
+		case fault == Refuse, fault == Throttle:
+			fail(w, r, fault)
 			return
 		case fault == Deny:
 			http.Error(w, "an access rule forbids it", http.StatusUnauthorized)
@@ -231,8 +267,7 @@ func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusa
 			return
 		case fault == Hang:
 			f.mu.Unlock()
-			_, _ = io.Copy(io.Discard, r.Body) // the server notices a closed connection only after reading the body
-			<-r.Context().Done()
+			fail(w, r, fault)
 			f.mu.Lock()
 			return
 		}
@@ -245,6 +280,27 @@ func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusa
 		}
 		reply(w, status, body)
 	}
+}
+
+// fail answers a request, or leaves it without an answer, if there is a fault.
+func fail(w http.ResponseWriter, r *http.Request, fault Fault) bool {
+	switch fault {
+	case Refuse:
+		http.Error(w, "upstream is away", http.StatusServiceUnavailable)
+	case Throttle:
+		w.Header().Set("Retry-After", strconv.Itoa(int(RetryAfter/time.Second)))
+		http.Error(w, "too many requests", http.StatusTooManyRequests)
+	case Hang:
+		_, _ = io.Copy(io.Discard, r.Body) // the server notices a closed connection only after reading the body
+		<-r.Context().Done()
+	default:
+		return false
+	}
+	return true
+}
+
+func unauthorized(w http.ResponseWriter) {
+	reply(w, http.StatusUnauthorized, object{"error": object{"code": 401, "title": "Unauthorized", "message": "The request you have made requires authentication."}})
 }
 
 func reply(w http.ResponseWriter, status int, body any) {
