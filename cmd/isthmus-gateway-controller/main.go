@@ -60,8 +60,9 @@ It also sends each gateway, registered as a GatewayNode, the VIPs to balance and
 
 The file of --config defines the pools. Of several replicas, the one with the Lease is active.
 It serves /healthz, /readyz and /metrics over HTTPS; the latter needs a token of an account with the
-right to the nonResourceURL /metrics. While OpenStack, a gateway or the API server does
-not answer, everything stays as it is.`,
+right to the nonResourceURL /metrics. While a gateway or the API server does not answer,
+everything stays as it is. While OpenStack does not, endpoints and lists of addresses are
+handled as ever, and new addresses of pools with Neutron wait.`,
 		Example: `  # In a pod, with the mounted configuration, certificates and clouds.yaml
   isthmus-gateway-controller
 
@@ -122,7 +123,7 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 		return fmt.Errorf("%w; isthmusctl gateway certs makes them, --cert, --key and --ca say where they are", err)
 	}
 	c.TLS = own.Client
-	if c.Cloud, err = connect(ctx, s, c.Settings); err != nil {
+	if c.Cloud, err = cloudOf(s, c.Settings); err != nil {
 		return err
 	}
 	is, err := controller.New(c)
@@ -158,13 +159,14 @@ func readSettings(path string) (controller.Settings, error) {
 	return s, nil
 }
 
-// connect returns the cloud, or nil if no pool and no address pairs need one.
-func connect(ctx context.Context, s settings, c controller.Settings) (controller.Cloud, error) {
+// cloudOf returns the cloud, or nil if no pool and no address pairs need one. It makes no request: the controller starts
+// while Keystone is down.
+func cloudOf(s settings, c controller.Settings) (controller.Cloud, error) {
 	needed := slices.ContainsFunc(c.Pools, func(p controller.Pool) bool { return p.Neutron != nil || p.FailoverIP != nil })
 	if !needed && c.AddressPairs == controller.PairNone {
 		return nil, nil
 	}
-	return openstack.Connect(ctx, openstack.Config{Cloud: s.cloud, File: s.clouds, Cluster: c.Cluster, Timeout: s.timeout})
+	return openstack.New(openstack.Config{Cloud: s.cloud, File: s.clouds, Cluster: c.Cluster, Timeout: s.timeout})
 }
 
 // newServer returns the server of probes and metrics.

@@ -52,7 +52,7 @@ func swept(cmd *cobra.Command, s settings, dryRun bool) (orphans, error) {
 	if err != nil {
 		return none, err
 	}
-	cloud, err := connect(cmd.Context(), s, c)
+	cloud, err := cloudOf(s, c)
 	if err != nil || cloud == nil {
 		return none, err
 	}

@@ -74,21 +74,33 @@ type request struct {
 	Purpose string
 }
 
-// backend allocates addresses.
+// backend allocates addresses by itself.
 type backend interface {
-	// ports returns all ports. A backend without objects of its own derives them from the ids in held.
+	// ports returns the ports with the given ids.
 	ports(ctx context.Context, held []string) ([]port, error)
-	// create returns a new port without a floating IP, or the unused one that an earlier call created for the same
-	// purpose. all are the existing ports, and held the ids of those that Services use.
+	// create returns a new port without a floating IP. all are the existing ports, and held the ids of those that Services
+	// use.
 	create(ctx context.Context, r request, all map[string]port, held []string) (port, error)
-	// float associates a floating IP with a port, or removes it.
+	// float returns an error if a port cannot have the floating IP that a Service wants.
 	float(ctx context.Context, p port, want service.FloatingIP) (port, error)
 }
 
-// cleaner is a backend whose objects must be deleted.
-type cleaner interface {
+// provider allocates addresses as objects in the cloud. The methods with a context make calls, in a lane.
+type provider interface {
+	// lane names the lane of its calls.
+	lane() string
+	// reuse returns a port that no Service uses and that fulfils a request, such as one that was created before a crash.
+	reuse(r request, all map[string]port, held []string) (port, bool, error)
+	// complete reports whether a port has the floating IP that a Service wants.
+	complete(p port, want service.FloatingIP) bool
+	// read returns all ports.
+	read(ctx context.Context) ([]port, error)
+	// create returns a new port, without a floating IP. all are the existing ports.
+	create(ctx context.Context, r request, all map[string]port) (port, error)
+	// float associates a floating IP with a port, or removes it.
+	float(ctx context.Context, p port, want service.FloatingIP) (port, error)
 	// clean deletes all objects that no Service uses, and returns descriptions of them.
-	clean(ctx context.Context, used func(id string) bool) (gone []string, err error)
+	clean(ctx context.Context, used map[string]bool) (gone []string, err error)
 }
 
 // errExhausted means that a pool has no free address.

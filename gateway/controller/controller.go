@@ -1,12 +1,16 @@
 // Package controller keeps Neutron ports, floating IPs and gateways in step with Services of type LoadBalancer.
 //
-// One worker does everything, one operation after another, on the replica that holds the Lease. It may be killed between
-// any two calls. Services record their ports in annotations, and objects in the cloud record their owner, so Sync can
-// recover all state.
+// One worker has all state and does everything, one operation after another, on the replica that holds the Lease. It
+// never waits for OpenStack: lanes make the calls and hand it their results. So endpoints reach the gateways, and lists of
+// addresses work, while Keystone or Neutron hangs or is down.
+//
+// The worker may be killed between any two calls. Services record their ports in annotations and conditions, and objects
+// in the cloud record their owner, so Sync can recover all state: from the cloud, or without it until it answers.
 package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -16,6 +20,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -41,7 +46,8 @@ type worker struct {
 	managedBy []string // see Config
 	client    client.Client
 	live      client.Reader // not cached
-	cloud     Cloud         // nil without OpenStack
+	cloud     Cloud         // nil without OpenStack; only lanes call it
+	lanes     *lanes
 	agents    agentClients
 	probes    *probes.Prober
 	events    events.EventRecorder
@@ -54,15 +60,19 @@ type worker struct {
 
 	allocations     *portmap.Allocations
 	services        map[types.UID]*mapped
-	backends        map[string]backend        // by pool
-	cleaners        []cleaner                 // of the cloud, with or without a pool that uses them
-	portCache       map[string]port           // all ports, during Sync
-	generationsRead bool                      // from the gateways
-	restored        bool                      // the allocations, at least once
-	cleanupNeeded   bool                      // objects in the cloud may be unused
-	cleanupQueued   bool                      // cleanKey is enqueued
-	paired          map[string]string         // by gateway: the port whose pairs were set since the last start
-	allowedPairs    map[string][]netip.Prefix // by gateway port: the pairs that Neutron accepted
+	list            *static                // the pools with addresses
+	sources         []*cloudPorts          // of the cloud, with or without a pool that uses them
+	pools           map[string]*cloudPorts // by pool; none for a list of addresses
+	answers         map[types.UID]answer
+	waitingSince    map[types.NamespacedName]time.Time // Services without an address that wait for the cloud
+	newVIPs         map[netip.Addr]bool                // created since the start
+	unknown         map[string]string                  // by group: a Service whose address only the cloud knows yet
+	generationsRead bool                               // from the gateways
+	restored        bool                               // the allocations, at least once
+	rebuildNeeded   bool                               // the cloud has other ports than the worker knew
+	cleanupQueued   bool                               // cleanKey is enqueued
+	unsent          bool                               // the gateways were not told yet what Services have given up
+	pairs           map[string]*pairsState             // by gateway
 	secrets         map[string]string
 	verdicts        map[types.NamespacedName]verdict
 	unmapped        map[types.NamespacedName]string // reasons of Services that do not get what they ask for
@@ -85,21 +95,22 @@ func (m *mapped) families(p *Pool) []corev1.IPFamily { return common(m.want.Fami
 // init completes a worker.
 func (w *worker) init() {
 	w.allocations, w.services, w.unmapped = new(portmap.Allocations), map[types.UID]*mapped{}, map[types.NamespacedName]string{}
-	list, network, moving := &static{}, &neutron{cloud: w.cloud}, &failoverIP{w.cloud}
-	w.backends = map[string]backend{}
+	w.answers, w.waitingSince, w.newVIPs, w.pairs = map[types.UID]answer{}, map[types.NamespacedName]time.Time{}, map[netip.Addr]bool{}, map[string]*pairsState{}
+	network := &neutron{cloud: w.cloud}
+	ports, floating := newCloudPorts(network), newCloudPorts(&failoverIP{w.cloud})
+	w.list, w.pools = &static{}, map[string]*cloudPorts{}
 	if w.cloud != nil {
-		w.cleaners = []cleaner{network, moving}
+		w.sources = []*cloudPorts{ports, floating}
 	}
 	for i := range w.settings.Pools {
 		switch p := &w.settings.Pools[i]; {
 		case p.Neutron != nil:
 			network.pools = append(network.pools, p)
-			w.backends[p.Name] = network
+			w.pools[p.Name] = ports
 		case p.FailoverIP != nil:
-			w.backends[p.Name] = moving
+			w.pools[p.Name] = floating
 		default:
-			list.pools = append(list.pools, p)
-			w.backends[p.Name] = list
+			w.list.pools = append(w.list.pools, p)
 		}
 	}
 	if w.requeue == nil {
@@ -110,48 +121,56 @@ func (w *worker) init() {
 	}
 }
 
-// backendList returns the backends of all pools, without duplicates.
-func (w *worker) backendList() (all []backend) {
-	for _, p := range w.settings.Pools {
-		if b := w.backends[p.Name]; !slices.Contains(all, b) {
-			all = append(all, b)
-		}
+// Sync runs at start and then periodically. It rebuilds the state from the Services, and then again from the cloud once
+// that has answered.
+func (w *worker) Sync(ctx context.Context) error {
+	if err := w.readGenerations(ctx); err != nil {
+		return err
 	}
-	return all
+	for _, p := range w.pairs {
+		p.set = false
+	}
+	w.secrets = nil
+	for _, src := range w.sources {
+		w.readPorts(src, cleanKey)
+	}
+	return w.rebuild(ctx)
 }
 
-// Sync runs at start and then periodically. It rebuilds the allocations from the Services' annotations, reconciles every
-// Service, updates the gateways, and deletes unused objects.
-func (w *worker) Sync(ctx context.Context) error {
+// rebuild rebuilds the allocations from the Services' annotations, reconciles every Service, updates the gateways, and
+// deletes unused objects.
+func (w *worker) rebuild(ctx context.Context) error {
 	var list corev1.ServiceList
 	if err := w.live.List(ctx, &list); err != nil {
 		return fmt.Errorf("list services: %w", err)
 	}
-	if err := w.readGenerations(ctx); err != nil {
-		return err
-	}
-	w.paired, w.secrets = nil, nil
-	ours := slices.DeleteFunc(slices.Clone(list.Items), func(s corev1.Service) bool { return !managed(&s) && !w.settings.services().Takes(&s) })
+	ours := slices.DeleteFunc(list.Items, func(s corev1.Service) bool { return !managed(&s) && !w.settings.services().Takes(&s) })
 	if err := w.restore(ctx, ours); err != nil {
 		return err
 	}
-	w.restored = true
-	defer func() { w.portCache = nil }()
+	w.restored, w.rebuildNeeded = true, false
 	for i := range ours {
 		for range maxSteps {
 			again, err := w.step(ctx, &ours[i], deferred)
 			if err != nil {
 				w.log.Debug("service is retried", "namespace", ours[i].Namespace, "service", ours[i].Name, "err", err)
-				w.requeue(nameOf(&ours[i])) // on its own, so that the others do not wait for it
+				if !errors.Is(err, errWaiting) {
+					w.requeue(nameOf(&ours[i])) // on its own, so that the others do not wait for it
+				}
 			}
 			if err != nil || !again {
 				break
 			}
 		}
 	}
-	w.portCache = nil
-	return w.updateAndClean(ctx)
+	if err := w.UpdateAgents(ctx); err != nil {
+		return err
+	}
+	return w.CleanUnusedPorts(ctx)
 }
+
+// Collect stores the results of calls to OpenStack.
+func (w *worker) Collect() error { return w.lanes.collect() }
 
 // maxSteps bounds the operations on one Service: taking it over and mapping it, or unmapping and releasing it.
 const maxSteps = 3
@@ -165,16 +184,20 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 			held[id] = true
 		}
 	}
-	ports, err := w.ports(ctx, slices.Sorted(maps.Keys(held)))
+	ports, err := w.knownPorts(ctx, slices.Sorted(maps.Keys(held)))
 	if err != nil {
 		return err
 	}
+	w.unknown = map[string]string{}
 	var claims []portmap.Claim
 	entries := map[string]*mapped{}
 	for i := range services {
 		s := &services[i]
-		p, ok := ports[s.Annotations[service.AnnotationPort]]
-		if !ok || !managed(s) {
+		p, ok, err := w.portOf(ctx, s, ports)
+		if err != nil {
+			return err
+		}
+		if !ok {
 			continue
 		}
 		want, err := w.settings.services().Read(s) // step reports the error later
@@ -194,7 +217,6 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		claims = append(claims, c)
 		entries[string(s.UID)] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	}
-	w.portCache = ports
 	allocations, collided := portmap.Restore(claims)
 	w.allocations, w.services = allocations, map[types.UID]*mapped{}
 	for _, c := range collided {
@@ -218,17 +240,44 @@ func failClosed(s *corev1.Service, read service.Want) service.Want {
 	return read
 }
 
-// ports returns all ports of all backends, by id.
-func (w *worker) ports(ctx context.Context, held []string) (map[string]port, error) {
+// portOf returns the port of a Service: that of its annotation, or, before its source was read, the recorded one.
+func (w *worker) portOf(ctx context.Context, s *corev1.Service, ports map[string]port) (port, bool, error) {
+	id := s.Annotations[service.AnnotationPort]
+	p, ok := ports[id]
+	if ok || id == "" || !managed(s) {
+		return p, ok && managed(s), nil
+	}
+	unread := slices.DeleteFunc(slices.Clone(w.sources), func(src *cloudPorts) bool { return src.known })
+	if len(unread) == 0 {
+		return port{}, false, nil // it was deleted
+	}
+	if p, ok := readRecord(s); ok {
+		if src := w.pools[p.Pool]; slices.Contains(unread, src) {
+			err := w.leadRecorded(ctx, &p)
+			src.ports[p.ID] = p
+			return p, true, err
+		}
+		return port{}, false, nil
+	}
+	want, _ := w.settings.services().Read(s) // step reports the error later
+	if pool := w.settings.pool(want.Pool); pool != nil && len(s.Status.LoadBalancer.Ingress) > 0 {
+		w.unknown[pool.Group] = nameOf(s).String()
+	}
+	return port{}, false, nil
+}
+
+// knownPorts returns the known ports of all pools; of lists, those with the given ids.
+func (w *worker) knownPorts(ctx context.Context, held []string) (map[string]port, error) {
 	all := map[string]port{}
-	for _, b := range w.backendList() {
-		ports, err := b.ports(ctx, held)
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range ports {
-			all[p.ID] = p
-		}
+	listed, err := w.list.ports(ctx, held)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range listed {
+		all[p.ID] = p
+	}
+	for _, src := range w.sources {
+		maps.Copy(all, src.ports)
 	}
 	return all, nil
 }
@@ -249,18 +298,23 @@ func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read service %s: %w", name, err)
 	}
-	if lost := w.replacedUID(name, s.UID); lost != "" { // the finalizer was removed
+	lost := w.replacedUID(name, s.UID)
+	if m := w.services[lost]; m != nil { // the finalizer was removed
+		w.leaves(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: lost}}, m.port.ID)
 		w.forget(lost)
 		if err := w.updateAndClean(ctx); err != nil {
 			return err
 		}
 	}
-	if s.UID == "" {
+	maps.DeleteFunc(w.answers, func(uid types.UID, a answer) bool { return a.name == name && uid != s.UID })
+	err = nil
+	if s.UID != "" {
+		_, err = w.step(ctx, &s, immediate)
+	} else {
 		delete(w.unmapped, name)
-		return nil
+		w.waitsNoMore(name)
 	}
-	_, err = w.step(ctx, &s, immediate)
-	if err == nil && w.cleanupNeeded && !w.cleanupQueued {
+	if (err == nil || errors.Is(err, errWaiting)) && w.hasUnclean() && !w.cleanupQueued {
 		w.cleanupQueued = true
 		w.requeue(cleanKey) // on its own, so that no Service waits for the cloud because of another one
 	}
@@ -269,17 +323,6 @@ func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 
 // cleanKey makes the worker call Clean.
 var cleanKey = types.NamespacedName{Name: "clean"}
-
-// Clean deletes objects that Services no longer use.
-func (w *worker) Clean(ctx context.Context) error {
-	if w.cleanupNeeded {
-		if err := w.updateAndClean(ctx); err != nil {
-			return err
-		}
-	}
-	w.cleanupQueued = false
-	return nil
-}
 
 // replacedUID returns the UID of a mapped Service that had this name and no longer exists.
 func (w *worker) replacedUID(name types.NamespacedName, uid types.UID) types.UID {
@@ -326,14 +369,20 @@ func (w *worker) step(ctx context.Context, s *corev1.Service, update agentUpdate
 		}
 		return false, w.RemapService(ctx, s, want, update)
 	}
-	switch {
-	case s.Annotations[service.AnnotationPort] != "":
-		err = w.UnmapService(ctx, s, update)
-	case w.cleanupNeeded && update == immediate: // a previous attempt stopped half way
-		err = w.updateAndClean(ctx)
+	if s.Annotations[service.AnnotationPort] != "" {
+		if err := w.UnmapService(ctx, s, update); err != nil {
+			return false, err
+		}
 	}
-	if err != nil {
-		return false, err
+	delete(w.answers, s.UID)
+	w.waitsNoMore(nameOf(s))
+	if w.unsent && update == immediate { // a previous attempt stopped half way
+		if err := w.UpdateAgents(ctx); err != nil {
+			return false, err
+		}
+	}
+	if w.isUnclean(s.UID) {
+		return false, errWaiting // its name is handled again when its objects are gone
 	}
 	return false, w.setUnmanaged(ctx, s)
 }
@@ -370,6 +419,8 @@ func confirmed(s *corev1.Service, p port, c portmap.Claim) bool {
 
 // forget releases the allocations of a Service.
 func (w *worker) forget(uid types.UID) {
+	w.unsent = true
+	delete(w.answers, uid)
 	w.allocations.Release(string(uid))
 	delete(w.services, uid)
 }

@@ -22,7 +22,9 @@ import (
 // leads to.
 type failoverIP struct{ cloud Cloud }
 
-func (m *failoverIP) ports(ctx context.Context, _ []string) (all []port, err error) {
+func (*failoverIP) lane() string { return laneFailoverIP }
+
+func (m *failoverIP) read(ctx context.Context) (all []port, err error) {
 	floating, err := m.cloud.FloatingIPs(ctx)
 	if err != nil {
 		return nil, err
@@ -35,31 +37,39 @@ func (m *failoverIP) ports(ctx context.Context, _ []string) (all []port, err err
 	return all, nil
 }
 
-// create returns the floating IP of the pool, unless its Services collide with the new one.
-func (m *failoverIP) create(ctx context.Context, r request, all map[string]port, held []string) (port, error) {
+// reuse returns the floating IP of the pool, unless its Services collide with the new one.
+func (*failoverIP) reuse(r request, all map[string]port, held []string) (port, bool, error) {
 	for id, p := range all {
 		if p.Pool != r.Pool.Name {
 			continue
 		}
 		if slices.Contains(held, id) {
-			return port{}, invalid{fmt.Errorf("spec.ports: pool %s has one floating IP, at which another Service uses one of these ports; choose other ports, or another pool by the annotation %s", r.Pool.Name, service.AnnotationPool)}
+			return port{}, false, invalid{fmt.Errorf("spec.ports: pool %s has one floating IP, at which another Service uses one of these ports; choose other ports, or another pool by the annotation %s", r.Pool.Name, service.AnnotationPool)}
 		}
-		return p, nil
+		return p, true, nil
 	}
+	return port{}, false, nil
+}
+
+// create creates the floating IP of the pool.
+func (m *failoverIP) create(ctx context.Context, r request, _ map[string]port) (port, error) {
 	f, err := m.cloud.ReserveFloatingIP(ctx, r.Pool.FailoverIP.FloatingNetwork, r.Pool.Name+"."+r.Purpose)
 	return port{ID: f.ID, Pool: r.Pool.Name, VIPs: []netip.Addr{f.Addr}, Purpose: f.Purpose, Floating: f}, err
 }
 
-// float does nothing: the port is a floating IP, and moveFailoverIPs associates it.
+// complete implements provider: the port is a floating IP, and moveFailoverIPs associates it.
+func (*failoverIP) complete(port, service.FloatingIP) bool { return true }
+
+// float implements provider.
 func (*failoverIP) float(_ context.Context, p port, _ service.FloatingIP) (port, error) {
 	return p, nil
 }
 
-func (m *failoverIP) clean(ctx context.Context, used func(id string) bool) (gone []string, err error) {
-	all, err := m.ports(ctx, nil)
+func (m *failoverIP) clean(ctx context.Context, used map[string]bool) (gone []string, err error) {
+	all, err := m.read(ctx)
 	errs := []error{err}
 	for _, p := range all {
-		if used(p.ID) {
+		if used[p.ID] {
 			continue
 		}
 		if err := m.cloud.DeleteFloatingIP(ctx, p.ID); err != nil {
@@ -106,12 +116,11 @@ const silenceTimeout = 10 * time.Second
 // moveFailoverIPs associates the failover IP of each pool with a gateway of its group. It stays at its gateway as long as
 // that is not cordoned and answers; else it moves to the first gateway by name that has applied the Services. Without
 // such a gateway it stays.
-func (w *worker) moveFailoverIPs(ctx context.Context, plans []plan, reports map[string]agents.Report) error {
-	w.noteSilence(plans, reports)
-	var errs []error
+func (w *worker) moveFailoverIPs(plans []plan, reports map[string]agents.Report) {
 	for i := range w.settings.Pools {
 		pool := &w.settings.Pools[i]
-		if pool.FailoverIP == nil {
+		src := w.pools[pool.Name]
+		if pool.FailoverIP == nil || !src.known { // before, it may lead to another gateway than recorded
 			continue
 		}
 		f := w.failoverIPOf(pool)
@@ -120,9 +129,8 @@ func (w *worker) moveFailoverIPs(ctx context.Context, plans []plan, reports map[
 		}) {
 			continue
 		}
-		errs = append(errs, w.moveFailoverIP(ctx, pool, f, plans, reports))
+		w.moveFailoverIP(src, pool, f, plans, reports)
 	}
-	return errors.Join(errs...)
 }
 
 // noteSilence records since when gateways are silent, and when to check again.
@@ -163,31 +171,46 @@ func (w *worker) silentTooLong(name string) bool {
 func answers(p plan, r agents.Report) bool { return r.Err == nil && (p.err == nil || r.Asked) }
 
 // moveFailoverIP associates a failover IP with the first suitable gateway.
-func (w *worker) moveFailoverIP(ctx context.Context, pool *Pool, f openstack.FloatingIP, plans []plan, reports map[string]agents.Report) error {
-	var errs []error
+func (w *worker) moveFailoverIP(src *cloudPorts, pool *Pool, f openstack.FloatingIP, plans []plan, reports map[string]agents.Report) {
+	var to []*v1alpha1.GatewayNode
 	for _, p := range plans {
-		addr, ok := floatingTarget(p.node)
-		if r := reports[p.node.Name]; !ok || group(p.node) != pool.Group || p.state.Cordoned || p.err != nil || r.Err != nil || !r.Applied {
-			continue
+		_, ok := floatingTarget(p.node)
+		if r := reports[p.node.Name]; ok && group(p.node) == pool.Group && !p.state.Cordoned && p.err == nil && r.Err == nil && r.Applied {
+			to = append(to, p.node.DeepCopy())
 		}
-		err := w.cloud.AssociateFloatingIP(ctx, f.ID, p.node.Spec.NeutronPort, addr)
-		if errors.Is(err, openstack.ErrTaken) { // another floating IP leads to that address
-			errs = append(errs, fmt.Errorf("gateway %s: %w", p.node.Name, err))
+	}
+	if len(to) == 0 {
+		return
+	}
+	w.lanes.start(src.lane()+"/"+pool.Name, gatewaysKey, func(ctx context.Context) (func(), error) {
+		moved, err := w.associate(ctx, f, to)
+		return func() {
+			if p, ok := src.ports[f.ID]; ok && err == nil {
+				p.Floating = moved
+				w.replacePort(src, p)
+			}
+		}, err
+	})
+}
+
+// associate associates a failover IP with the first of several gateways whose address has no other floating IP.
+func (w *worker) associate(ctx context.Context, f openstack.FloatingIP, to []*v1alpha1.GatewayNode) (openstack.FloatingIP, error) {
+	var errs []error
+	for _, n := range to {
+		addr, _ := floatingTarget(n)
+		err := w.cloud.AssociateFloatingIP(ctx, f.ID, n.Spec.NeutronPort, addr)
+		if errors.Is(err, openstack.ErrTaken) {
+			errs = append(errs, fmt.Errorf("gateway %s: %w", n.Name, err))
 			continue
 		}
 		if err != nil {
-			return err
+			return f, err
 		}
-		w.log.Info("floating IP moved", "vip", f.Addr, "pool", pool.Name, "gateway", p.node.Name)
-		f.Port, f.Fixed = p.node.Spec.NeutronPort, addr
-		for _, m := range w.services {
-			if m.port.ID == f.ID {
-				m.port.Floating = f
-			}
-		}
-		return nil
+		w.log.Info("floating IP moved", "vip", f.Addr, "pool", f.Purpose, "gateway", n.Name)
+		f.Port, f.Fixed = n.Spec.NeutronPort, addr
+		return f, nil
 	}
-	return errors.Join(errs...)
+	return f, errors.Join(errs...)
 }
 
 // failoverIPOf returns the failover IP of a pool; its ID is "" without Services.

@@ -3,7 +3,6 @@ package controller
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -23,20 +22,13 @@ import (
 
 // plan is the desired state of one gateway, or the reason why there is none.
 type plan struct {
-	node   *v1alpha1.GatewayNode
-	state  desired.State
-	faults desired.Faults // of Services that are left out of the state
-	reason string         // of the condition Applied; "" when there is a state
-	err    error
-}
-
-// UpdateAgents sends the current state to all gateways. A gateway that does not answer receives it later.
-func (w *worker) UpdateAgents(ctx context.Context) error {
-	neutron, err := w.updateAgents(ctx)
-	if neutron != nil {
-		w.requeue(gatewaysKey) // Neutron may accept them later; this Service need not wait for it
-	}
-	return err
+	node    *v1alpha1.GatewayNode
+	state   desired.State
+	faults  desired.Faults // of Services that are left out of the state
+	pairs   []netip.Prefix // that its port in Neutron should have
+	waiting []netip.Addr   // new VIPs that its port does not let pass yet; the state lacks them
+	reason  string         // of the condition Applied; "" when there is a state
+	err     error
 }
 
 // gatewaysKey makes the worker call Refresh. It has no namespace, so no Service has this name.
@@ -45,25 +37,27 @@ var gatewaysKey = types.NamespacedName{Name: "gateways"}
 // Refresh is UpdateAgents after a change of anything but a Service: a gateway, an endpoint or a node.
 func (w *worker) Refresh(ctx context.Context) error {
 	w.secrets = nil
-	neutron, err := w.updateAgents(ctx)
-	return errors.Join(neutron, err)
+	return w.UpdateAgents(ctx)
 }
 
-// updateAgents is UpdateAgents. It returns errors of Neutron about the gateways' own ports separately.
-func (w *worker) updateAgents(ctx context.Context) (neutron, err error) {
+// UpdateAgents sends the current state to all gateways. A gateway that does not answer receives it later. Address pairs
+// and failover IPs follow in lanes: a VIP is withdrawn before its pair is removed.
+func (w *worker) UpdateAgents(ctx context.Context) error {
 	plans, err := w.plans(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	failed := w.updatePairs(ctx, plans)
 	w.agents.Set(ctx, targets(plans))
 	if ctx.Err() != nil {
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
+	w.unsent = false
 	reports := w.agents.Reports()
-	led := w.moveFailoverIPs(ctx, plans, reports)
-	w.updateVerdicts(plans, reports, failed)
-	return errors.Join(append(slices.Collect(maps.Values(failed)), led)...), w.reportGateways(ctx, plans, reports, failed)
+	w.noteSilence(plans, reports)
+	w.updatePairs(plans, reports)
+	w.moveFailoverIPs(plans, reports)
+	w.updateVerdicts(plans, reports)
+	return w.reportGateways(ctx, plans, reports)
 }
 
 // readGenerations asks the gateways for their generations, once.
@@ -118,11 +112,17 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 			all[i].reason, all[i].err = v1alpha1.ReasonMixedBalancers, fmt.Errorf("spec.balancer is %s, but group %s has %s, as its oldest gateway %s says; give all its gateways the same", n.Spec.Balancer, group(n), first.Spec.Balancer, first.Name)
 			continue
 		}
+		if s := w.unknown[group(n)]; s != "" {
+			all[i].reason, all[i].err = v1alpha1.ReasonPending, fmt.Errorf("only OpenStack knows the address of service %s, and has not answered yet; the gateway keeps its state", s)
+			continue
+		}
 		vips := groups[group(n)]
 		if addr, ok := floatingTarget(n); ok {
 			vips = slices.Concat(vips, failoverVIPs(&w.settings, services, e, group(n), addr))
 			slices.SortStableFunc(vips, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
 		}
+		all[i].pairs = w.wantedPairs(n, vips)
+		vips, all[i].waiting = w.passing(n, vips)
 		if all[i].state, all[i].faults, all[i].err = w.state(ctx, n, peersOf(n, nodes.Items), vips); all[i].err != nil {
 			all[i].reason = v1alpha1.ReasonInvalid
 		}
@@ -275,7 +275,7 @@ func targets(plans []plan) map[string]agents.Target {
 }
 
 // updateVerdicts works out what the gateways report of each Service, and requeues the Services whose verdict changed.
-func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, pairs map[string]error) {
+func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report) {
 	refused := make([]refusals, len(plans))
 	for i, p := range plans {
 		refused[i] = refusalsOf(p, reports[p.node.Name])
@@ -290,6 +290,7 @@ func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, 
 		if pool.FailoverIP != nil {
 			v.message = "its floating IP leads to no gateway of group " + pool.Group + " that has applied it: at least one needs spec.neutronPort, an IPv4 spec.address, and an agent that answers; see kubectl get gatewaynodes"
 		}
+		var waits []string // gateways
 		for i, p := range plans {
 			if group(p.node) != pool.Group || pool.FailoverIP != nil && !leadsTo(m.port.Floating, p.node) {
 				continue
@@ -298,9 +299,13 @@ func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, 
 				v = verdict{service.ReasonRefused, "gateway " + p.node.Name + ": " + text}
 				break
 			}
-			if err := w.blocked(p.node, m, pool, pairs[p.node.Name]); err != nil {
+			if err := w.blocked(p.node, m, pool); err != nil {
 				v = verdict{service.ReasonRefused, "gateway " + p.node.Name + ": " + err.Error()}
 				break
+			}
+			if slices.ContainsFunc(p.waiting, func(a netip.Addr) bool { return slices.Contains(m.port.VIPs, a) }) {
+				waits = append(waits, p.node.Name)
+				continue
 			}
 			switch held := refused[i].held; {
 			case held == "" && reports[p.node.Name].Applied:
@@ -310,6 +315,11 @@ func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, 
 				}
 			case held != "" && v.reason == service.ReasonNoGateway:
 				v.message += "; gateway " + p.node.Name + ": " + held
+			}
+		}
+		if v.reason == service.ReasonNoGateway && len(waits) > 0 {
+			if v = w.pairsPending(waits); v.reason == "" {
+				continue // Neutron usually answers within a second
 			}
 		}
 		if v.reason == service.ReasonApplied && m.fault.reason != "" {
@@ -357,6 +367,3 @@ func refusalsOf(p plan, r agents.Report) refusals {
 	}
 	return is
 }
-
-// errPairs means that a gateway's port does not let all VIPs pass.
-var errPairs = errors.New("the gateway's port in Neutron does not let the address pass")

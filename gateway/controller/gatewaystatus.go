@@ -20,14 +20,19 @@ import (
 const driftLimit = 32
 
 // reportGateways updates the status of each GatewayNode.
-func (w *worker) reportGateways(ctx context.Context, plans []plan, reports map[string]agents.Report, pairs map[string]error) error {
+func (w *worker) reportGateways(ctx context.Context, plans []plan, reports map[string]agents.Report) error {
 	var errs []error
 	for _, p := range plans {
 		r := reports[p.node.Name]
 		errs = append(errs, w.patchNode(ctx, p.node, func(s *v1alpha1.GatewayNodeStatus) {
 			describe(s, p, r)
 			s.FloatingIPs = w.failoverIPsAt(p.node)
-			describePairs(s, pairs[p.node.Name], p.node.Spec.NeutronPort != "" && w.cloud != nil && w.settings.AddressPairs != PairNone)
+			if w.usesPairs(p.node) {
+				is := w.pairsOf(p.node)
+				describePairs(s, is.err, is.set)
+			} else {
+				meta.RemoveStatusCondition(&s.Conditions, v1alpha1.ConditionAddressPairs)
+			}
 		}))
 	}
 	return errors.Join(errs...)
@@ -73,14 +78,12 @@ func describe(s *v1alpha1.GatewayNodeStatus, p plan, r agents.Report) {
 	}
 }
 
-// describePairs sets the AddressPairs condition, or removes it where Neutron is not used.
-func describePairs(s *v1alpha1.GatewayNodeStatus, err error, asked bool) {
+// describePairs sets the AddressPairs condition. It stays as it was until Neutron has answered.
+func describePairs(s *v1alpha1.GatewayNodeStatus, err error, set bool) {
 	switch {
-	case !asked:
-		meta.RemoveStatusCondition(&s.Conditions, v1alpha1.ConditionAddressPairs)
 	case err != nil:
 		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: v1alpha1.ConditionAddressPairs, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNotAllowed, Message: err.Error()})
-	default:
+	case set:
 		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: v1alpha1.ConditionAddressPairs, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAllowed, Message: "Neutron lets all VIPs pass"})
 	}
 }

@@ -75,7 +75,7 @@ func TestInterruptedCheckOfThePort(t *testing.T) {
 	w.create(w.newService("b", nil, 443))
 	w.noError(w.converge())
 	had := addresses(w.get("b"))
-	w.interrupt("Ports", func() {
+	w.interrupt("CreatePort", func() { // which follows the check
 		w.edit("a", func(s *corev1.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "more", Port: 443, Protocol: corev1.ProtocolTCP})
 		})
@@ -95,7 +95,16 @@ func TestInterruptedSearchForAPort(t *testing.T) {
 	w := newTestbed(t)
 	w.create(w.newService("old", nil, 80))
 	w.recover()
-	w.interrupt("AllFloatingIPs", func() { w.create(w.newService("new", nil, 443)) })
+	s := w.newService("new", annotation(service.AnnotationManaged, "true"), 443)
+	s.Finalizers = []string{service.Finalizer} // already taken over
+	k := &crasher{crashMode: crashMode{kind: "Patch"}}
+	w.startWith(testSettings(), k)
+	w.noError(w.Sync(t.Context()))
+	k.armed = true // before the port is assigned
+	w.create(s)
+	if err := w.converge(); !errors.Is(err, errKilled) || w.get("new").Annotations[service.AnnotationPort] != "" {
+		t.Fatalf("it was killed elsewhere: %v", err)
+	}
 	w.recover()
 	w.checkInvariants()
 	if a, b := addresses(w.get("old")), addresses(w.get("new")); !slices.Equal(a, b) {

@@ -2,7 +2,7 @@ package controller
 
 import (
 	"context"
-	"log/slog"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -24,9 +24,17 @@ var (
 	servicesRefused = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "isthmus_gateway_services_refused", Help: "Services that are not served as they ask, by the reason of their condition.",
 	}, []string{"reason"})
+	servicesWaiting = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "isthmus_gateway_services_waiting", Help: "Services without an address that wait for OpenStack.",
+	})
+	cloudWork = &cloudWorkAge{desc: prometheus.NewDesc(
+		"isthmus_gateway_cloud_work_age_seconds", "Time for which calls to OpenStack have been outstanding or failing, by kind of object; 0: none.", []string{"calls"}, nil,
+	)}
 )
 
-func init() { metrics.Registry.MustRegister(quotaUsed, quotaLimit, servicesMapped, servicesRefused) }
+func init() {
+	metrics.Registry.MustRegister(quotaUsed, quotaLimit, servicesMapped, servicesRefused, servicesWaiting, cloudWork)
+}
 
 // countServices exports how many Services there are.
 func (w *worker) countServices() {
@@ -42,15 +50,35 @@ func (w *worker) countServices() {
 	}
 }
 
+// cloudWorkAge exports the ages of the lanes' work.
+type cloudWorkAge struct {
+	desc *prometheus.Desc
+	of   atomic.Pointer[lanes]
+}
+
+// Describe implements prometheus.Collector.
+func (c *cloudWorkAge) Describe(to chan<- *prometheus.Desc) { to <- c.desc }
+
+// Collect implements prometheus.Collector.
+func (c *cloudWorkAge) Collect(to chan<- prometheus.Metric) {
+	of := c.of.Load()
+	if of == nil {
+		return // another replica leads
+	}
+	for kind, age := range of.ages() {
+		to <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, age.Seconds(), kind)
+	}
+}
+
 // readQuota exports the usage and the limits of the project.
-func readQuota(ctx context.Context, c Cloud, log *slog.Logger) {
+func readQuota(ctx context.Context, c Cloud) error {
 	q, err := c.Quota(ctx)
 	if err != nil {
-		log.Debug("cannot read the quota", "err", err)
-		return
+		return err
 	}
 	for resource, use := range map[string]openstack.Use{"port": q.Ports, "floatingip": q.FloatingIPs} {
 		quotaUsed.WithLabelValues(resource).Set(float64(use.Used))
 		quotaLimit.WithLabelValues(resource).Set(float64(use.Limit))
 	}
+	return nil
 }

@@ -47,10 +47,12 @@ func TestQuotaGauges(t *testing.T) {
 			}
 		}
 	}
-	readQuota(t.Context(), w.cloud, w.log)
+	w.noError(readQuota(t.Context(), w.cloud))
 	says("two ports, two floating IPs")
 	w.fake.SetQuota("floatingip", 2)
 	w.fake.Fault = func(*http.Request) openstacktest.Fault { return openstacktest.Refuse }
-	readQuota(t.Context(), w.cloud, w.log)
+	if err := readQuota(t.Context(), w.cloud); err == nil {
+		t.Error("it was read without Neutron")
+	}
 	says("with Neutron away")
 }

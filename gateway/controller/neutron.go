@@ -22,7 +22,9 @@ type neutron struct {
 	pools []*Pool
 }
 
-func (n *neutron) ports(ctx context.Context, _ []string) ([]port, error) {
+func (*neutron) lane() string { return lanePorts }
+
+func (n *neutron) read(ctx context.Context) ([]port, error) {
 	var ports []openstack.Port
 	var floating []openstack.FloatingIP
 	both, ctx := errgroup.WithContext(ctx)
@@ -52,30 +54,56 @@ func translate(p openstack.Port) port {
 	return port{ID: p.ID, Pool: pool, VIPs: p.Addrs, Purpose: p.Purpose}
 }
 
-// create creates a port for the first of the purposes pool.uid, pool.uid.2, … without a port in use. A Service that has
-// to leave a shared port needs another one.
-func (n *neutron) create(ctx context.Context, r request, all map[string]port, held []string) (port, error) {
-	made := map[string]port{} // by purpose
+// reuse returns the port that an earlier attempt created for a Service.
+func (*neutron) reuse(r request, all map[string]port, held []string) (port, bool, error) {
+	made := byPurpose(all)
+	for i := 1; ; i++ {
+		p, ok := made[purpose(r, i)]
+		if !ok {
+			return port{}, false, nil
+		}
+		if !slices.Contains(held, p.ID) && p.covers(r.Families) {
+			return p, true, nil
+		}
+	}
+}
+
+// purpose returns the purpose of the ith port of a Service. One that has to leave a shared port needs another one.
+func purpose(r request, i int) string {
+	if i == 1 {
+		return r.Pool.Name + "." + r.Purpose
+	}
+	return fmt.Sprintf("%s.%s.%d", r.Pool.Name, r.Purpose, i)
+}
+
+func byPurpose(all map[string]port) map[string]port {
+	made := map[string]port{}
 	for _, p := range all {
 		made[p.Purpose] = p
 	}
-	purpose := r.Pool.Name + "." + r.Purpose
-	for i := 2; ; i++ {
-		p, ok := made[purpose]
-		if !ok {
+	return made
+}
+
+// complete implements provider.
+func (*neutron) complete(p port, want service.FloatingIP) bool {
+	_, ok := ipv4(p.VIPs)
+	return !ok || matchesFloatingIP(p.Floating, want)
+}
+
+// create creates a port for the first purpose of the Service that no port has.
+func (n *neutron) create(ctx context.Context, r request, all map[string]port) (port, error) {
+	made, i := byPurpose(all), 1
+	for ; ; i++ {
+		if _, ok := made[purpose(r, i)]; !ok {
 			break
 		}
-		if !slices.Contains(held, p.ID) && p.covers(r.Families) {
-			return p, nil // an earlier attempt created it
-		}
-		purpose = fmt.Sprintf("%s.%s.%d", r.Pool.Name, r.Purpose, i)
 	}
 	if slices.Contains(r.Families, corev1.IPv4Protocol) {
 		if _, err := n.checkFloatingIP(ctx, r.Pool, r.Floating); err != nil {
 			return port{}, err
 		}
 	}
-	ask := openstack.PortRequest{Network: r.Pool.Neutron.Network, Purpose: purpose}
+	ask := openstack.PortRequest{Network: r.Pool.Neutron.Network, Purpose: purpose(r, i)}
 	for _, f := range r.Families {
 		ask.Subnets = append(ask.Subnets, r.Pool.subnet(f))
 	}
@@ -87,10 +115,10 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port, he
 }
 
 func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (port, error) {
-	fixed, ok := ipv4(p.VIPs)
-	if !ok || matchesFloatingIP(p.Floating, want) {
+	if n.complete(p, want) {
 		return p, nil
 	}
+	fixed, _ := ipv4(p.VIPs)
 	pool := n.pool(p.Pool)
 	use, err := n.checkFloatingIP(ctx, pool, want)
 	if err != nil {
@@ -170,14 +198,14 @@ func (n *neutron) releaseFloatingIP(ctx context.Context, f openstack.FloatingIP)
 	return n.cloud.AssociateFloatingIP(ctx, f.ID, "", netip.Addr{})
 }
 
-func (n *neutron) clean(ctx context.Context, used func(id string) bool) (gone []string, err error) {
+func (n *neutron) clean(ctx context.Context, used map[string]bool) (gone []string, err error) {
 	ports, err := n.cloud.Ports(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var errs []error
 	for _, p := range ports {
-		if used(p.ID) {
+		if used[p.ID] {
 			continue
 		}
 		if err := n.cloud.DeletePort(ctx, p.ID); err != nil {

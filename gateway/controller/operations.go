@@ -2,11 +2,9 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -64,13 +62,10 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 		return w.reportRefused(ctx, s, err)
 	}
 	want.Floating = floating(s, want.Floating, pool, families)
-	had, needed := s.Annotations[service.AnnotationPort], w.cleanupNeeded
-	p, ok := w.unchanged(s, want, families)
-	if !ok || update == deferred {
-		var err error
-		if p, err = w.choosePort(ctx, s, want, pool, families); err != nil {
-			return w.reportRefused(ctx, s, err)
-		}
+	had := s.Annotations[service.AnnotationPort]
+	p, err := w.choosePort(ctx, s, want, pool, families)
+	if err != nil {
+		return w.reportRefused(ctx, s, err)
 	}
 	c := w.claim(s, want, p)
 	if err := w.allocations.Collision(c); err != nil {
@@ -83,14 +78,8 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	if err := w.allocations.Take(c); err != nil {
 		return err
 	}
-	w.cleanupNeeded = needed || had != "" && had != p.ID // the Service now uses the new port
 	w.services[s.UID] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
-	for _, m := range w.sharers(p.ID, s.UID) { // the floating IP may have changed
-		if m.port.Floating != p.Floating {
-			m.port = p
-			w.requeue(m.name)
-		}
-	}
+	w.recorded(s, had, p.ID)
 	if update == immediate {
 		if err := w.UpdateAgents(ctx); err != nil {
 			return err
@@ -118,28 +107,24 @@ func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want servi
 	return w.MapService(ctx, s, want, update)
 }
 
-// unchanged returns the port of a Service that already has what it asks for. The cloud, which may be slow or unreachable,
-// need not be asked between two resyncs.
-func (w *worker) unchanged(s *corev1.Service, want service.Want, families []corev1.IPFamily) (port, bool) {
-	m := w.services[s.UID]
-	if m == nil || m.port.ID != s.Annotations[service.AnnotationPort] || !reflect.DeepEqual(m.want, want) {
-		return port{}, false
-	}
-	_, has4 := ipv4(m.port.VIPs)
-	return m.port, m.port.Pool == want.Pool && m.port.covers(families) && (!has4 || matchesFloatingIP(m.port.Floating, want.Floating))
-}
-
 // choosePort returns the port for a Service: its current one if that satisfies it, whatever its annotation names now, else the
-// first suitable one of other Services by id, else a new one.
+// first suitable one of other Services by id, else a new one. It asks the cloud only for a port, or a floating IP, that does not
+// exist yet; the error is then errWaiting, until the cloud has answered.
 func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) (port, error) {
+	last := w.answers[s.UID]
+	delete(w.answers, s.UID)
 	// The annotation may name a port that is not allocated to this Service.
-	has := s.Annotations[service.AnnotationPort]
+	has, src := s.Annotations[service.AnnotationPort], w.pools[pool.Name]
 	if err := w.checkNamedPort(has, s, pool); err != nil {
 		return port{}, err
 	}
-	ports, err := w.knownPorts(ctx, has)
+	ports, err := w.knownPorts(ctx, append(w.held(), has))
 	if err != nil {
 		return port{}, err
+	}
+	if _, ok := ports[has]; has != "" && !ok && src != nil && !src.known {
+		w.readPorts(src, nameOf(s))
+		return port{}, errWaiting
 	}
 	satisfies := func(p port) bool {
 		return p.Pool == pool.Name && p.covers(families) &&
@@ -159,21 +144,21 @@ func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service
 	if err := w.checkSharedFloatingIP(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
+	r := request{Pool: pool, Families: families, Floating: want.Floating, Purpose: string(s.UID)}
 	chosen, ok := w.allocations.Choose(candidates)
+	if src == nil {
+		return w.listed(ctx, r, ports, chosen.Port)
+	}
 	p := ports[chosen.Port]
 	if !ok {
-		p, err = w.CreateAndAssignPort(ctx, s, want, pool, families, ports)
-		if !errors.As(err, new(invalid)) {
-			w.cleanupNeeded = true // until the Service records the port: it may ask for something else by then
-		}
-		if err != nil {
+		if p, ok, err = src.reuse(r, src.ports, w.held()); err != nil {
 			return port{}, err
 		}
 	}
-	if p, err = w.backends[pool.Name].float(ctx, p, want.Floating); err == nil {
-		ports[p.ID] = p
+	if ok && src.complete(p, want.Floating) {
+		return p, nil
 	}
-	return p, err
+	return port{}, w.CreateAndAssignPort(s, src, r, p, last)
 }
 
 // checkNamedPort refuses an annotation that names an address of another Service, but not by the id of its port: by half of a
@@ -193,22 +178,15 @@ func (w *worker) checkNamedPort(id string, s *corev1.Service, pool *Pool) error 
 	return nil
 }
 
-// knownPorts returns all ports, including the one in a Service's annotation. Sync reads them once for all Services.
-func (w *worker) knownPorts(ctx context.Context, has string) (map[string]port, error) {
-	if w.portCache != nil {
-		return w.portCache, nil
+// listed returns the port with an id, or a new one, of a list of addresses.
+func (w *worker) listed(ctx context.Context, r request, ports map[string]port, id string) (p port, err error) {
+	p, ok := ports[id]
+	if !ok {
+		if p, err = w.list.create(ctx, r, ports, w.held()); err != nil {
+			return port{}, err
+		}
 	}
-	held := w.held()
-	if has != "" && !slices.Contains(held, has) {
-		held = append(held, has)
-	}
-	return w.ports(ctx, held)
-}
-
-// CreateAndAssignPort creates a port for a Service; choosePort then associates the floating IP.
-func (w *worker) CreateAndAssignPort(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily, all map[string]port) (port, error) {
-	r := request{Pool: pool, Families: families, Floating: want.Floating, Purpose: string(s.UID)}
-	return w.backends[pool.Name].create(ctx, r, all, w.held())
+	return w.list.float(ctx, p, r.Floating)
 }
 
 // floating returns the floating IP that a Service gets. The default does not apply to pools without floating IPs.
@@ -264,6 +242,7 @@ func (w *worker) assign(ctx context.Context, s *corev1.Service, p port, want ser
 
 // UnmapService takes the port away from a Service, updates the gateways, and deletes what no Service uses any more.
 func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, update agentUpdate) error {
+	had := s.Annotations[service.AnnotationPort]
 	err := w.patch(ctx, s, func(s *corev1.Service) {
 		annotate(s, service.AnnotationPort, "")
 		setExternalIPs(s, nil)
@@ -271,8 +250,8 @@ func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, update age
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
+	w.leaves(s, had)
 	w.forget(s.UID)
-	w.cleanupNeeded = true
 	w.event(s, corev1.EventTypeNormal, "Unmapped", "no longer reachable through the gateways")
 	if update == deferred {
 		return nil
@@ -280,38 +259,12 @@ func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, update age
 	return w.updateAndClean(ctx)
 }
 
-// updateAndClean updates the gateways, and then deletes what they no longer use.
+// updateAndClean updates the gateways, and then deletes what Services have left.
 func (w *worker) updateAndClean(ctx context.Context) error {
-	w.cleanupNeeded = true
-	if err := errors.Join(w.UpdateAgents(ctx), w.CleanUnusedPorts(ctx)); err != nil {
+	if err := w.UpdateAgents(ctx); err != nil {
 		return err
 	}
-	w.cleanupNeeded = false
-	return nil
-}
-
-// CleanUnusedPorts deletes the ports that no Service uses, and the floating IPs without a port.
-func (w *worker) CleanUnusedPorts(ctx context.Context) error {
-	// Read the Services again: an error in the allocations must not delete the port of a Service.
-	var list corev1.ServiceList
-	if err := w.live.List(ctx, &list); err != nil {
-		return fmt.Errorf("list services: %w", err)
-	}
-	used := map[string]bool{}
-	for i := range list.Items {
-		if s := &list.Items[i]; managed(s) {
-			used[s.Annotations[service.AnnotationPort]] = true
-		}
-	}
-	var errs []error
-	for _, c := range w.cleaners {
-		gone, err := c.clean(ctx, func(id string) bool { return used[id] || w.allocations.Used(id) })
-		errs = append(errs, err)
-		for _, what := range gone {
-			w.log.Info("unused object deleted", "object", what)
-		}
-	}
-	return errors.Join(errs...)
+	return w.Clean(ctx)
 }
 
 // patch changes a Service, unless it was changed since it was read. It writes nothing when nothing changes.

@@ -5,9 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
-	"sync"
+	"strings"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -16,72 +17,147 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// updatePairs lets VIPs pass at the gateways' own Neutron ports, and returns errors by gateway. It records our pairs and
-// their port in the status of the GatewayNode before it changes Neutron: only recorded pairs may be removed later.
-func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error {
-	reports := w.agents.Reports()
-	errs := make([]error, len(plans))
-	var all sync.WaitGroup // in parallel: Neutron is slow
-	for i, p := range plans {
-		all.Go(func() {
-			switch {
-			case p.node.DeletionTimestamp != nil:
-				errs[i] = w.release(ctx, p, reports[p.node.Name])
-			case w.cloud != nil && w.settings.AddressPairs != PairNone && p.err == nil:
-				errs[i] = w.setPairs(ctx, p.node, w.wantedPairs(p))
-			}
-		})
-	}
-	all.Wait()
-	failed, paired, passes := map[string]error{}, map[string]string{}, map[string][]netip.Prefix{}
-	for i, p := range plans {
-		port := p.node.Spec.NeutronPort
-		passes[port] = w.allowedPairs[port]
-		if room, ok := errors.AsType[*openstack.PairsExhausted](errs[i]); ok {
-			passes[port] = slices.DeleteFunc(w.wantedPairs(p), func(p netip.Prefix) bool { return slices.Contains(room.Missing, p) })
-		} else if errs[i] == nil && p.err == nil {
-			passes[port] = w.wantedPairs(p)
+// pairsState is what the worker knows of the address pairs of a gateway.
+type pairsState struct {
+	port    string         // of the gateway, which the rest is about
+	passes  []netip.Prefix // that Neutron accepted, or that were recorded before the start
+	missing []netip.Prefix // that Neutron refused: the port has no room for them
+	want    []netip.Prefix // of the last attempt
+	set     bool           // since the last full sync
+	err     error          // of the last attempt
+}
+
+// errPairs means that a gateway's port does not let all VIPs pass.
+var errPairs = errors.New("the gateway's port in Neutron does not let the address pass")
+
+// pairsOf returns the state of the address pairs at a gateway's port.
+func (w *worker) pairsOf(n *v1alpha1.GatewayNode) *pairsState {
+	is := w.pairs[n.Name]
+	if is == nil || is.port != n.Spec.NeutronPort {
+		is = &pairsState{port: n.Spec.NeutronPort}
+		if pairsPort(n) == is.port {
+			is.passes = ourPairs(n)
 		}
+		w.pairs[n.Name] = is
+	}
+	return is
+}
+
+// usesPairs reports whether VIPs need address pairs at a gateway's port.
+func (w *worker) usesPairs(n *v1alpha1.GatewayNode) bool {
+	return w.cloud != nil && w.settings.AddressPairs != PairNone && n.Spec.NeutronPort != ""
+}
+
+// passing returns the VIPs that a gateway gets, and those that wait: a router would send it packets to a new VIP before
+// Neutron lets them pass, and one without room at its port is announced where it has room. VIPs that were in use at the
+// start, and those of lists, do not wait for Neutron to answer.
+func (w *worker) passing(n *v1alpha1.GatewayNode, vips []desired.VIP) (pass []desired.VIP, waiting []netip.Addr) {
+	if !w.usesPairs(n) {
+		return vips, nil
+	}
+	is := w.pairsOf(n)
+	for _, v := range vips {
+		if w.newVIPs[v.Addr] && !contains(is.passes, v.Addr) || contains(is.missing, v.Addr) {
+			waiting = append(waiting, v.Addr)
+			continue
+		}
+		pass = append(pass, v)
+	}
+	return pass, waiting
+}
+
+func contains(all []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// updatePairs lets VIPs pass at the gateways' own Neutron ports, in a lane for each gateway. It begins when the ports have
+// been read: a VIP that is not known yet would lose its pair.
+func (w *worker) updatePairs(plans []plan, reports map[string]agents.Report) {
+	maps.DeleteFunc(w.pairs, func(name string, _ *pairsState) bool {
+		return !slices.ContainsFunc(plans, func(p plan) bool { return p.node.Name == name })
+	})
+	for _, p := range plans {
+		n := p.node.DeepCopy()
 		switch {
-		case errs[i] != nil:
-			failed[p.node.Name] = fmt.Errorf("%w: %w", errPairs, errs[i]) // retried later
-		case p.err == nil:
-			paired[p.node.Name] = port
-		default: // unchanged
-			paired[p.node.Name] = w.paired[p.node.Name]
+		case slices.ContainsFunc(w.sources, func(src *cloudPorts) bool { return !src.known }):
+		case n.DeletionTimestamp != nil:
+			if controllerutil.ContainsFinalizer(n, v1alpha1.Finalizer) && (p.err != nil || w.drained(n, reports[n.Name])) {
+				w.lanes.start(lanePairs+n.Name, gatewaysKey, func(ctx context.Context) (func(), error) {
+					err := w.release(ctx, n)
+					return func() { w.pairsDone(n, nil, err) }, err
+				})
+			}
+		case w.cloud != nil && w.settings.AddressPairs != PairNone && p.err == nil:
+			if is := w.pairsOf(n); !is.set || is.err != nil || !slices.Equal(is.want, p.pairs) {
+				w.lanes.start(lanePairs+n.Name, gatewaysKey, func(ctx context.Context) (func(), error) {
+					err := w.setPairs(ctx, n, p.pairs)
+					return func() { w.pairsDone(n, p.pairs, err) }, err
+				})
+			}
 		}
 	}
-	w.paired, w.allowedPairs = paired, passes
-	return failed
+}
+
+// pairsDone stores the result of setPairs or release.
+func (w *worker) pairsDone(n *v1alpha1.GatewayNode, want []netip.Prefix, err error) {
+	w.requeue(gatewaysKey)
+	is := w.pairs[n.Name]
+	if is == nil || is.port != n.Spec.NeutronPort {
+		return // it has another port by now
+	}
+	is.want, is.err, is.set, is.missing = want, nil, err == nil, nil
+	if err != nil {
+		is.err = fmt.Errorf("%w: %w", errPairs, err) // retried later
+	}
+	if room, ok := errors.AsType[*openstack.PairsExhausted](err); ok {
+		is.missing = room.Missing
+		is.passes = slices.DeleteFunc(slices.Clone(want), func(p netip.Prefix) bool { return slices.Contains(room.Missing, p) })
+	} else if err == nil {
+		is.passes = want
+	}
+}
+
+// pairsPending is the verdict of a Service whose new VIP waits at gateways; zero until that takes long.
+func (w *worker) pairsPending(gateways []string) verdict {
+	for _, name := range gateways {
+		if w.lanes.age(lanePairs+name) >= waitingNotice {
+			return verdict{service.ReasonPending, "waits for Neutron, which has to let the address pass at the ports of gateways " + strings.Join(gateways, ", ")}
+		}
+	}
+	if w.recheckAfter == 0 || w.recheckAfter > waitingNotice {
+		w.recheckAfter = waitingNotice
+	}
+	return verdict{}
 }
 
 // blocked returns why a Service's packets do not pass at a gateway whose pairs could not all be set. It returns nil if
 // all VIPs of the Service pass.
-func (w *worker) blocked(n *v1alpha1.GatewayNode, m *mapped, pool *Pool, failed error) error {
-	if failed == nil || n.Spec.NeutronPort == "" || pool.FailoverIP != nil { // a gateway's own address needs no pair
+func (w *worker) blocked(n *v1alpha1.GatewayNode, m *mapped, pool *Pool) error {
+	if !w.usesPairs(n) || pool.FailoverIP != nil { // a gateway's own address needs no pair
+		return nil
+	}
+	is := w.pairsOf(n)
+	if is.err == nil {
 		return nil
 	}
 	for _, vip := range m.port.vips(m.families(pool)) {
-		if slices.ContainsFunc(w.allowedPairs[n.Spec.NeutronPort], func(p netip.Prefix) bool { return p.Contains(vip) }) {
+		if contains(is.passes, vip) {
 			continue
 		}
-		if _, ok := errors.AsType[*openstack.PairsExhausted](failed); ok { // the other missing pairs do not matter to this Service
+		if _, ok := errors.AsType[*openstack.PairsExhausted](is.err); ok { // the other missing pairs do not matter to this Service
 			return fmt.Errorf("%w: %s: %w", errPairs, vip, openstack.ErrPairs)
 		}
-		return failed
+		return is.err
 	}
 	return nil
 }
 
-// release removes the pairs of a gateway whose GatewayNode is being deleted, and then its finalizer. The gateway first
-// has time to withdraw its VIPs: packets that still arrive could not pass.
-func (w *worker) release(ctx context.Context, p plan, r agents.Report) error {
-	n := p.node
-	if !controllerutil.ContainsFinalizer(n, v1alpha1.Finalizer) || p.err == nil && !w.drained(n, r) {
-		return nil
-	}
+// release removes the pairs of a gateway whose GatewayNode is being deleted, and then its finalizer. The gateway has had
+// time to withdraw its VIPs: packets that still arrive could not pass.
+func (w *worker) release(ctx context.Context, n *v1alpha1.GatewayNode) error {
 	if err := w.reread(ctx, n); err != nil {
 		return client.IgnoreNotFound(err)
 	}
@@ -108,10 +184,10 @@ func (w *worker) drained(n *v1alpha1.GatewayNode, r agents.Report) bool {
 }
 
 // wantedPairs returns the pairs of a gateway, sorted.
-func (w *worker) wantedPairs(p plan) (want []netip.Prefix) {
+func (w *worker) wantedPairs(n *v1alpha1.GatewayNode, vips []desired.VIP) (want []netip.Prefix) {
 	if w.settings.AddressPairs == PairPerVIP {
-		at, _ := floatingTarget(p.node)
-		for _, v := range p.state.VIPs {
+		at, _ := floatingTarget(n)
+		for _, v := range vips {
 			if v.Addr != at { // it needs none
 				want = append(want, netip.PrefixFrom(v.Addr, v.Addr.BitLen()))
 			}
@@ -119,7 +195,7 @@ func (w *worker) wantedPairs(p plan) (want []netip.Prefix) {
 		return want
 	}
 	for i := range w.settings.Pools {
-		if pool := &w.settings.Pools[i]; pool.Group == group(p.node) && slices.ContainsFunc(p.state.VIPs, func(v desired.VIP) bool { return has(pool, v.Addr) }) {
+		if pool := &w.settings.Pools[i]; pool.Group == group(n) && slices.ContainsFunc(vips, func(v desired.VIP) bool { return has(pool, v.Addr) }) {
 			want = append(want, pool.cidrs()...)
 		}
 	}
@@ -131,13 +207,11 @@ func has(p *Pool, a netip.Addr) bool {
 	return slices.ContainsFunc(p.cidrs(), func(c netip.Prefix) bool { return c.Contains(a) })
 }
 
-// setPairs sets the pairs of a gateway's port, and removes those at its previous port.
+// setPairs sets the pairs of a gateway's port, and removes those at its previous port. It records our pairs and their port
+// in the status of the GatewayNode before it changes Neutron: only recorded pairs may be removed later.
 func (w *worker) setPairs(ctx context.Context, n *v1alpha1.GatewayNode, want []netip.Prefix) error {
 	if n.Spec.NeutronPort == "" {
 		want = nil
-	}
-	if n.Spec.NeutronPort == pairsPort(n) && slices.Equal(ourPairs(n), want) && w.paired[n.Name] == n.Spec.NeutronPort {
-		return nil
 	}
 	if err := w.reread(ctx, n); err != nil {
 		return client.IgnoreNotFound(err)

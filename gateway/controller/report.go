@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
@@ -59,6 +60,11 @@ func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error
 	again := err
 	var user invalid
 	switch {
+	case errors.Is(err, errWaiting):
+		if !w.waitsLong(s) {
+			return err
+		}
+		c.Reason, c.Message = service.ReasonPending, w.pendingMessage(s)
 	case errors.As(err, &user):
 		c.Reason, again = service.ReasonInvalid, nil
 	case errors.Is(err, openstack.ErrQuota), errors.Is(err, errExhausted):
@@ -71,6 +77,9 @@ func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error
 	}
 	w.unmapped[nameOf(s)] = c.Reason
 	was := meta.FindStatusCondition(s.Status.Conditions, c.Type)
+	if c.Reason == service.ReasonPending && was != nil && was.Reason == service.ReasonCloud {
+		return again // which says why it waits
+	}
 	news := was == nil || was.Reason != c.Reason || was.Message != c.Message
 	if err := w.patchStatus(ctx, s, func(s *corev1.Service) { meta.SetStatusCondition(&s.Status.Conditions, c) }); err != nil {
 		return errors.Join(again, err)
@@ -81,15 +90,38 @@ func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error
 	return again
 }
 
+// waitsLong reports whether a Service without an address has waited for the cloud long enough to say so.
+func (w *worker) waitsLong(s *corev1.Service) bool {
+	if w.services[s.UID] != nil {
+		return false // it keeps what it has
+	}
+	since, ok := w.waitingSince[nameOf(s)]
+	if !ok {
+		since = w.now()
+		w.waitingSince[nameOf(s)] = since
+		servicesWaiting.Set(float64(len(w.waitingSince)))
+	}
+	return w.now().Sub(since) >= waitingNotice
+}
+
+// waitsNoMore notes that a Service has an address, or needs none.
+func (w *worker) waitsNoMore(name types.NamespacedName) {
+	delete(w.waitingSince, name)
+	servicesWaiting.Set(float64(len(w.waitingSince)))
+}
+
+// pendingMessage says what a Service waits for.
+func (w *worker) pendingMessage(s *corev1.Service) string {
+	want, _ := w.settings.services().Read(s) // it is valid
+	return fmt.Sprintf("waits for OpenStack, which has not answered yet: it allocates the addresses of pool %s", want.Pool)
+}
+
 // reportMapped reports the addresses of a Service, and the verdict of the gateways.
 func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses []netip.Addr) error {
 	name := nameOf(s)
 	delete(w.unmapped, name)
 	v, known := w.verdicts[name]
-	said := ""
-	if was := meta.FindStatusCondition(s.Status.Conditions, service.ConditionApplied); was != nil {
-		said = was.Message
-	}
+	said := conditionMessage(s, service.ConditionApplied)
 	m := w.services[s.UID]
 	has := "addresses of pool " + m.port.Pool
 	pool := w.settings.pool(m.port.Pool)
@@ -99,8 +131,17 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 	if pool != nil && m.want.Local && pool.Return != desired.Routed {
 		has += fmt.Sprintf("; externalTrafficPolicy is Local, but backends do not see client addresses: the pool's return is %s, and only %s keeps them", pool.Return, desired.Routed)
 	}
+	if len(m.want.Unserved) > 0 {
+		has += fmt.Sprintf("; not served: %s; gateways balance TCP and UDP", list(m.want.Unserved))
+	}
+	news := len(m.want.Unserved) > 0 && !strings.Contains(conditionMessage(s, service.ConditionMapped), "; not served: "+list(m.want.Unserved)+";")
 	err := w.patchStatus(ctx, s, func(s *corev1.Service) {
-		s.Status.LoadBalancer.Ingress = ingress(addresses, m.want.L4)
+		s.Status.LoadBalancer.Ingress = ingress(addresses, m.want)
+		if w.pools[m.port.Pool] != nil {
+			meta.SetStatusCondition(&s.Status.Conditions, writeRecord(m.port))
+		} else {
+			meta.RemoveStatusCondition(&s.Status.Conditions, service.ConditionAllocated)
+		}
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{
 			Type: service.ConditionMapped, Status: metav1.ConditionTrue, Reason: service.ReasonMapped, Message: has,
 		})
@@ -116,15 +157,38 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 	if err == nil && known && slices.Contains(warned, v.reason) && said != v.message {
 		w.event(s, corev1.EventTypeWarning, v.reason, v.message)
 	}
+	if err == nil && news {
+		w.event(s, corev1.EventTypeWarning, "PortsNotServed", "spec.ports: gateways balance TCP and UDP; not served: "+list(m.want.Unserved))
+	}
 	return err
 }
 
+// conditionMessage returns the message of a Service's condition, "" without one.
+func conditionMessage(s *corev1.Service, kind string) string {
+	if c := meta.FindStatusCondition(s.Status.Conditions, kind); c != nil {
+		return c.Message
+	}
+	return ""
+}
+
 // ingress returns the status entries for addresses and their L4 ports.
-func ingress(addresses []netip.Addr, l4 []portmap.L4) (all []corev1.LoadBalancerIngress) {
+//
+// kube-proxy intercepts connections of pods to an address of mode VIP, and sends them to the Service's own endpoints. That
+// saves the way over a gateway and applies loadBalancerSourceRanges, so it is right for a Service with endpoints. A
+// Service before a ServiceImport has none: kube-proxy would refuse every connection of a pod. With mode Proxy it leaves
+// the address alone, and the pod's packets reach a gateway, which knows the endpoints of all clusters.
+func ingress(addresses []netip.Addr, want service.Want) (all []corev1.LoadBalancerIngress) {
+	mode := corev1.LoadBalancerIPModeVIP
+	if want.Import != "" {
+		mode = corev1.LoadBalancerIPModeProxy
+	}
 	for _, a := range addresses {
-		i := corev1.LoadBalancerIngress{IP: a.String()}
-		for _, l := range l4 {
+		i := corev1.LoadBalancerIngress{IP: a.String(), IPMode: &mode}
+		for _, l := range want.L4 {
 			i.Ports = append(i.Ports, corev1.PortStatus{Port: int32(l.Port), Protocol: corev1.Protocol(l.Protocol)})
+		}
+		for _, l := range want.Unserved {
+			i.Ports = append(i.Ports, corev1.PortStatus{Port: int32(l.Port), Protocol: corev1.Protocol(l.Protocol), Error: new(service.ErrorUnservedProtocol)})
 		}
 		all = append(all, i)
 	}
@@ -148,7 +212,7 @@ func (w *worker) clearStatus(ctx context.Context, s *corev1.Service) error {
 	delete(w.unmapped, nameOf(s))
 	err := w.patchStatus(ctx, s, func(s *corev1.Service) {
 		s.Status.LoadBalancer.Ingress = nil
-		for _, kind := range []string{service.ConditionMapped, service.ConditionApplied} {
+		for _, kind := range []string{service.ConditionMapped, service.ConditionApplied, service.ConditionAllocated} {
 			meta.RemoveStatusCondition(&s.Status.Conditions, kind)
 		}
 	})
@@ -174,8 +238,8 @@ func (w *worker) patchStatus(ctx context.Context, s *corev1.Service, change func
 
 func sameStatus(a, b *corev1.ServiceStatus) bool {
 	return slices.Equal(a.Conditions, b.Conditions) && slices.EqualFunc(a.LoadBalancer.Ingress, b.LoadBalancer.Ingress, func(a, b corev1.LoadBalancerIngress) bool {
-		return a.IP == b.IP && a.Hostname == b.Hostname && slices.EqualFunc(a.Ports, b.Ports, func(a, b corev1.PortStatus) bool {
-			return a.Port == b.Port && a.Protocol == b.Protocol
+		return a.IP == b.IP && a.Hostname == b.Hostname && deref(a.IPMode) == deref(b.IPMode) && slices.EqualFunc(a.Ports, b.Ports, func(a, b corev1.PortStatus) bool {
+			return a.Port == b.Port && a.Protocol == b.Protocol && deref(a.Error) == deref(b.Error)
 		})
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -147,13 +148,18 @@ func (c *Controller) work(ctx context.Context) error {
 	ask := func(name types.NamespacedName) { c.enqueue(ctx, name) }
 	f := agents.New(ctx, agents.Config{TLS: c.cfg.TLS, Fence: c.fence, Changed: func() { ask(gatewaysKey) }, Log: c.cfg.Log})
 	defer f.Wait()
+	var calls sync.WaitGroup
+	defer calls.Wait()
 	nodes := probes.New(ctx, probes.Config{Changed: func() { ask(gatewaysKey) }})
 	defer nodes.Wait()
 	defer cancel()
 	w := &worker{
 		settings: c.cfg.Settings, namespace: c.cfg.Namespace, managedBy: c.cfg.ManagedBy, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
 		agents: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, requeue: ask,
+		lanes: newLanes(ctx, ask, calls.Go, c.cfg.Log),
 	}
+	cloudWork.of.Store(w.lanes)
+	defer cloudWork.of.Store(nil)
 	if c.cfg.Cloud != nil {
 		w.cloud = fenced{c.cfg.Cloud, c.fence}
 	}
@@ -309,8 +315,16 @@ func (l *loop) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Re
 	switch {
 	case r.NamespacedName == syncKey:
 		return l.sync(ctx)
+	case r.NamespacedName == resultsKey:
+		_ = l.Collect() // lanes have logged the error, and retry
+	}
+	switch {
 	case !l.controller.synced.Load():
 		return reconcile.Result{}, nil // the initial sync comes first and covers everything
+	case l.rebuildNeeded:
+		if err := l.rebuild(ctx); err != nil {
+			return reconcile.Result{}, err
+		}
 	}
 	var err error
 	again := reconcile.Result{}
@@ -320,10 +334,16 @@ func (l *loop) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Re
 		again.RequeueAfter = l.recheckAfter
 	case cleanKey:
 		err = l.Clean(ctx)
+	case resultsKey:
 	default:
 		err = l.Handle(ctx, r.NamespacedName)
 	}
 	switch {
+	case errors.Is(err, errWaiting): // a lane wakes it; until then only its condition can change
+		if since, ok := l.waitingSince[r.NamespacedName]; ok && l.now().Sub(since) < waitingNotice {
+			again.RequeueAfter = waitingNotice
+		}
+		return again, nil
 	case err != nil && again.RequeueAfter > 0 && ctx.Err() == nil: // the timeout of a silent gateway must not wait for the retry of another error
 		l.log.Error("gateways", "err", err)
 		return again, nil
@@ -341,7 +361,7 @@ func (l *loop) sync(ctx context.Context) (reconcile.Result, error) {
 	}
 	err := l.Sync(ctx)
 	if l.cloud != nil {
-		readQuota(ctx, l.cloud, l.log)
+		l.lanes.start(laneQuota, resultsKey, func(ctx context.Context) (func(), error) { return nil, readQuota(ctx, l.cloud) })
 	}
 	if l.restored {
 		l.controller.synced.Store(true)

@@ -63,6 +63,11 @@ func (idleBalancer) Close(context.Context, bool) error              { return nil
 // realGateway starts a gateway's agent. It returns the agent, its URL, and the TLS configuration of a controller.
 func realGateway(t *testing.T, identity string) (*agent.Agent, string, func(string) *tls.Config) {
 	t.Helper()
+	return realGatewayWith(t, identity, idleBalancer{})
+}
+
+func realGatewayWith(t *testing.T, identity string, balancer agent.Component) (*agent.Agent, string, func(string) *tls.Config) {
+	t.Helper()
 	authority, err := certs.NewAuthority("test", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +90,7 @@ func realGateway(t *testing.T, identity string) (*agent.Agent, string, func(stri
 		t.Fatal(err)
 	}
 	a, err := agent.New(agent.Config{
-		Cluster: "cluster-a", Balancer: idleBalancer{}, StatePath: filepath.Join(t.TempDir(), "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
+		Cluster: "cluster-a", Balancer: balancer, StatePath: filepath.Join(t.TempDir(), "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +120,7 @@ func TestRun(t *testing.T) {
 	w.create(w.newService("a", annotation(service.AnnotationExternalIPs, "true"), 80), w.endpointSlice("a", []int32{80}, "10.1.0.2", "10.1.0.1"))
 
 	quotaLimit.Reset() // of other tests
-	first, second := w.run(connect), w.run(connect)
+	first, second := w.runController(connect), w.runController(connect)
 	await(t, "the Service is reached", func() bool {
 		c := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionApplied)
 		return len(addresses(w.get("a"))) == 1 && c != nil && c.Status == metav1.ConditionTrue
@@ -169,7 +174,7 @@ func TestRun(t *testing.T) {
 // sync and before each write to Neutron, and the other replica waits.
 func TestTwoControllersAndALease(t *testing.T) {
 	w := newAPITestbed(t)
-	one, two := w.run(noTLS), w.run(noTLS)
+	one, two := w.runController(noTLS), w.runController(noTLS)
 	await(t, "one of them works", func() bool { return isElected(one) && one.Ready() == nil || isElected(two) && two.Ready() == nil })
 	if isElected(one) == isElected(two) {
 		t.Fatal("both work")
@@ -270,14 +275,20 @@ func (r *running) stop() error {
 	return <-r.ended
 }
 
-// run starts a controller with only the rights of its role.
-func (w *testbed) run(connect func(string) *tls.Config) *running {
+// runController starts a controller with only the rights of its role.
+func (w *testbed) runController(connect func(string) *tls.Config) *running {
+	w.t.Helper()
+	return w.runControllerOn(w.cloud, connect)
+}
+
+// runControllerOn is runController with another cloud.
+func (w *testbed) runControllerOn(cloud Cloud, connect func(string) *tls.Config) *running {
 	w.t.Helper()
 	w.grant()
 	w.fence()
 	config := rest.CopyConfig(apiServer.Config(w.t))
 	config.Impersonate.UserName = w.account()
-	c, err := New(Config{Settings: testSettings(), Local: config, Namespace: w.ns, ManagedBy: isthmusControllers, Cloud: w.cloud, TLS: connect, Log: slog.New(slog.DiscardHandler)})
+	c, err := New(Config{Settings: testSettings(), Local: config, Namespace: w.ns, ManagedBy: isthmusControllers, Cloud: cloud, TLS: connect, Log: slog.New(slog.DiscardHandler)})
 	w.noError(err)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	r := &running{c, cancel, make(chan error, 1)}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -67,6 +68,9 @@ type testbed struct {
 	writes   atomic.Int32
 	events   []string
 	requeued []types.NamespacedName // by requeue
+	retries  []types.NamespacedName // keys that failed
+	calls    []func()               // of lanes, which run in runCalls
+	run      func(call func())
 	*worker
 }
 
@@ -132,7 +136,7 @@ func (w *testbed) deleteNode(name string) {
 // newBareTestbed returns a testbed without gateways and worker.
 func newBareTestbed(t *testing.T, api client.WithWatch) *testbed {
 	t.Helper()
-	w := &testbed{t: t, ns: fmt.Sprintf("testbed-%d", testbeds.Add(1)), fake: openstacktest.NewFake(t), gateways: newFakeAgents()}
+	w := &testbed{t: t, ns: fmt.Sprintf("testbed-%d", testbeds.Add(1)), fake: openstacktest.NewFake(t), gateways: newFakeAgents(), run: func(call func()) { call() }}
 	if err := api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +207,98 @@ func (w *testbed) startWith(s Settings, k *crasher) {
 		probes: probes.New(w.t.Context(), probes.Config{Changed: func() {}}),
 		events: recorder{w}, log: slog.New(slog.DiscardHandler), requeue: func(n types.NamespacedName) { w.requeued = append(w.requeued, n) },
 	}
+	w.calls, w.requeued, w.retries = nil, nil, nil
+	wake := func(n types.NamespacedName) {
+		if n != resultsKey { // runCalls collects all results; calls that hang end beside the test
+			w.requeue(n)
+		}
+	}
+	w.lanes = newLanes(w.t.Context(), wake, func(call func()) { w.calls = append(w.calls, call) }, w.log)
+	w.lanes.later = func(_ time.Duration, wake func()) { wake() }
 	w.init()
+}
+
+// runCalls makes the calls that the worker has left to lanes, until it leaves none. Failed lanes do not pause. It returns
+// the errors, and whether any call succeeded.
+func (w *testbed) runCalls() (progress bool, err error) {
+	w.t.Helper()
+	var errs []error
+	for len(w.calls) > 0 {
+		calls := w.calls
+		w.calls = nil
+		for _, call := range calls {
+			w.run(call)
+			err := w.Collect()
+			progress = progress || err == nil
+			errs = append(errs, err)
+		}
+		if w.rebuildNeeded {
+			errs = append(errs, w.rebuild(w.t.Context()))
+		}
+	}
+	for _, of := range w.lanes.byName {
+		of.next, of.pause = time.Time{}, 0
+	}
+	return progress, errors.Join(errs...)
+}
+
+// Sync is the worker's, with the calls that it leaves to lanes.
+func (w *testbed) Sync(ctx context.Context) error {
+	w.t.Helper()
+	return w.withCalls(func() error { return w.worker.Sync(ctx) })
+}
+
+// Refresh is the worker's, as Sync.
+func (w *testbed) Refresh(ctx context.Context) error {
+	w.t.Helper()
+	return w.withCalls(func() error { return w.worker.Refresh(ctx) })
+}
+
+// Clean is the worker's, as Sync.
+func (w *testbed) Clean(ctx context.Context) error {
+	w.t.Helper()
+	return w.withCalls(func() error { return w.worker.Clean(ctx) })
+}
+
+// Handle is the worker's, until the Service no longer waits for calls that succeed.
+func (w *testbed) Handle(ctx context.Context, name types.NamespacedName) error {
+	w.t.Helper()
+	for range rounds {
+		err := w.worker.Handle(ctx, name)
+		progress, failed := w.runCalls()
+		if w.takeRequeued(cleanKey) {
+			failed = errors.Join(failed, w.Clean(ctx))
+			progress = progress || failed == nil
+		}
+		if !errors.Is(err, errWaiting) {
+			return errors.Join(err, failed)
+		}
+		if !progress {
+			return failed
+		}
+	}
+	return fmt.Errorf("service %s still waits after %d rounds", name, rounds)
+}
+
+func (w *testbed) withCalls(do func() error) error {
+	w.t.Helper()
+	errs := []error{do()}
+	for range rounds {
+		_, failed := w.runCalls()
+		errs = append(errs, failed)
+		if failed != nil || !w.takeRequeued(cleanKey) {
+			break
+		}
+		errs = append(errs, w.worker.Clean(w.t.Context()))
+	}
+	return errors.Join(errs...)
+}
+
+// takeRequeued reports whether a key was requeued, and takes it out.
+func (w *testbed) takeRequeued(key types.NamespacedName) bool {
+	had := len(w.requeued)
+	w.requeued = slices.DeleteFunc(w.requeued, func(n types.NamespacedName) bool { return n == key })
+	return len(w.requeued) < had
 }
 
 // recorder records events as "reason service: text".
@@ -310,35 +405,57 @@ func (w *testbed) names() (all []types.NamespacedName) {
 }
 
 // rounds bounds the rounds of converge.
-const rounds = 8
+const rounds = 12
 
 // converge reconciles every Service until nothing changes, as events would. The error is that of the last round.
 func (w *testbed) converge() (err error) {
 	w.t.Helper()
+	quiet := 0 // rounds without writes to the API server
 	for range rounds {
 		before := w.writes.Load()
-		names := append(w.names(), w.requeued...)
+		names := slices.Concat(w.names(), w.requeued, w.retries)
 		for _, m := range w.sorted() {
 			names = append(names, m.name) // includes deleted ones
 		}
-		w.requeued = nil
+		w.requeued, w.retries = nil, nil
 		slices.SortFunc(names, func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
+		var progress bool
 		err = nil
 		for _, name := range slices.Compact(names) {
-			switch name {
-			case gatewaysKey:
-				err = errors.Join(err, w.Refresh(w.t.Context()))
-			case cleanKey:
-				err = errors.Join(err, w.Clean(w.t.Context()))
-			default:
-				err = errors.Join(err, w.Handle(w.t.Context(), name))
+			handled := w.handle(name)
+			if handled != nil {
+				w.retries = append(w.retries, name)
 			}
+			moved, failed := w.runCalls()
+			err, progress = errors.Join(err, handled, failed), progress || moved
 		}
-		if errors.Is(err, errKilled) || w.writes.Load() == before && !slices.Contains(w.requeued, cleanKey) {
+		if w.writes.Load() == before {
+			quiet++
+		}
+		again := progress || err == nil && slices.Contains(w.requeued, cleanKey)
+		if errors.Is(err, errKilled) || w.writes.Load() == before && (!again || quiet > 3) {
 			return err
 		}
 	}
 	return errors.Join(err, fmt.Errorf("it still writes after %d rounds", rounds))
+}
+
+// handle handles one key. A Service that waits for calls is no error.
+func (w *testbed) handle(name types.NamespacedName) error {
+	w.t.Helper()
+	switch name {
+	case gatewaysKey:
+		return w.worker.Refresh(w.t.Context())
+	case cleanKey:
+		if err := w.worker.Clean(w.t.Context()); err == nil {
+			return nil
+		}
+		return w.worker.Clean(w.t.Context()) // after a pause
+	}
+	if err := w.worker.Handle(w.t.Context(), name); !errors.Is(err, errWaiting) {
+		return err
+	}
+	return nil
 }
 
 // recover starts a new worker and lets it converge.
@@ -357,11 +474,25 @@ func addresses(s *corev1.Service) (all []string) {
 	return all
 }
 
+// portsNow returns all ports of all pools by id, as the cloud has them now.
+func (w *testbed) portsNow(ctx context.Context) (map[string]port, error) {
+	all := map[string]port{}
+	ports, err := w.list.ports(ctx, w.held())
+	for _, src := range w.sources {
+		more, read := src.read(ctx)
+		ports, err = append(ports, more...), errors.Join(err, read)
+	}
+	for _, p := range ports {
+		all[p.ID] = p
+	}
+	return all, err
+}
+
 // checkInvariants verifies a converged testbed: nothing leaks, nothing is missing, and all sides agree.
 func (w *testbed) checkInvariants() {
 	w.t.Helper()
 	ctx := w.t.Context()
-	ports, err := w.ports(ctx, w.held())
+	ports, err := w.portsNow(ctx)
 	w.noError(err)
 	used := map[string]bool{}
 	vips := map[string]bool{}

@@ -55,8 +55,14 @@ const (
 	ReasonInvalid = "Invalid"
 	// ReasonQuotaExceeded: the quota of ports or floating IPs, or the addresses of the pool, are exhausted.
 	ReasonQuotaExceeded = "QuotaExceeded"
+	// ReasonPending: OpenStack has not answered yet.
+	ReasonPending = "CloudPending"
 	// ReasonCloud: Neutron refuses a request, or does not answer.
 	ReasonCloud = "CloudFailed"
+
+	// ConditionAllocated records the port of a Service in the cloud: the controller reads it while OpenStack is away.
+	ConditionAllocated = "gateway.isthmus.dev/Allocated"
+	ReasonAllocated    = "Allocated"
 
 	// ConditionApplied is True while gateways have applied the Service.
 	ConditionApplied = "gateway.isthmus.dev/Applied"
@@ -72,6 +78,9 @@ const (
 	// ReasonNoGateway: no gateway in the group of the Service's pool has applied it.
 	ReasonNoGateway = "NoGateway"
 )
+
+// ErrorUnservedProtocol is the error of a port in a Service's status whose protocol gateways do not balance.
+const ErrorUnservedProtocol = "gateway.isthmus.dev/ProtocolNotServed"
 
 // Backends is the destination of packets.
 type Backends string
@@ -103,7 +112,9 @@ type Config struct {
 
 // Want is what a Service asks for.
 type Want struct {
-	L4       []portmap.L4
+	L4 []portmap.L4
+	// Unserved are its ports of other protocols.
+	Unserved []portmap.L4
 	Families []corev1.IPFamily // one or two, in order of preference
 	Floating FloatingIP
 	Pool     string
@@ -151,16 +162,21 @@ func (c Config) Read(s *corev1.Service) (Want, error) {
 	}
 	w.ExternalIPs = r.choice(AnnotationExternalIPs, "false", "true") == "true"
 	for _, p := range s.Spec.Ports {
+		l4 := portmap.L4{Protocol: string(p.Protocol), Port: uint16(p.Port)}
 		if p.Protocol != corev1.ProtocolTCP && p.Protocol != corev1.ProtocolUDP {
-			r.wrong("spec.ports[%s].protocol %s is not supported by gateways; use TCP or UDP", p.Name, p.Protocol)
+			w.Unserved = append(w.Unserved, l4)
 			continue
 		}
-		w.L4 = append(w.L4, portmap.L4{Protocol: string(p.Protocol), Port: uint16(p.Port)})
+		w.L4 = append(w.L4, l4)
 		if w.Backends == NodePorts && p.NodePort == 0 {
 			r.wrong("spec.ports[%s] has no node port, which %s=%s needs; set spec.allocateLoadBalancerNodePorts to true", p.Name, AnnotationBackends, NodePorts)
 		}
 	}
+	if len(w.L4) == 0 && len(w.Unserved) > 0 {
+		r.wrong("spec.ports: gateways balance TCP and UDP, and the Service has only %s", w.Unserved)
+	}
 	slices.SortFunc(w.L4, portmap.L4.Compare)
+	slices.SortFunc(w.Unserved, portmap.L4.Compare)
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil {

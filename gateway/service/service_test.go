@@ -67,6 +67,12 @@ func TestRead(t *testing.T) {
 			func(s *corev1.Service) { s.Annotations[AnnotationFloatingIPAfterwards] = "retain" },
 			func(w *Want) { w.Floating = FloatingIP{Allocate: true, Retain: true} },
 		},
+		"SCTP beside TCP": {
+			func(s *corev1.Service) {
+				s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "sctp", Protocol: corev1.ProtocolSCTP, Port: 5000})
+			},
+			func(w *Want) { w.Unserved = []portmap.L4{{Protocol: "SCTP", Port: 5000}} },
+		},
 		"a named floating IP, which stays the user's": {
 			func(s *corev1.Service) { s.Annotations[AnnotationFloatingIP] = "203.0.113.9" },
 			func(w *Want) { w.Floating = FloatingIP{Use: "203.0.113.9", Retain: true} },
@@ -163,9 +169,9 @@ func TestReadErrors(t *testing.T) {
 			},
 			[]string{`annotation gateway.isthmus.dev/floating-ip-afterwards is "delete", but 203.0.113.9 was not allocated for this Service; only a user may delete it`},
 		},
-		"SCTP": {
+		"SCTP alone": {
 			func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP },
-			[]string{"spec.ports[http].protocol SCTP is not supported by gateways; use TCP or UDP"},
+			[]string{"spec.ports: gateways balance TCP and UDP, and the Service has only [80/SCTP]"},
 		},
 		"no node port": {
 			func(s *corev1.Service) {

@@ -29,6 +29,7 @@ type Fake struct {
 	AuthFault func(*http.Request) Fault
 
 	server *httptest.Server
+	faults sync.Mutex // guards Fault and AuthFault in SetFaults
 	mu     sync.Mutex
 	ids    int
 	token  int
@@ -132,6 +133,31 @@ func (f *Fake) WriteClouds(t testing.TB, path, secret string) {
 	}
 }
 
+// SetFaults replaces Fault and AuthFault, also while requests are running.
+func (f *Fake) SetFaults(fault, auth func(*http.Request) Fault) {
+	f.faults.Lock()
+	defer f.faults.Unlock()
+	f.Fault, f.AuthFault = fault, auth
+}
+
+// fault returns the fault of a request.
+func (f *Fake) fault(of *func(*http.Request) Fault, r *http.Request) Fault {
+	f.faults.Lock()
+	inject := *of
+	f.faults.Unlock()
+	if inject == nil {
+		return None
+	}
+	return inject(r)
+}
+
+// Expire makes all tokens invalid.
+func (f *Fake) Expire() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.token++
+}
+
 // SetQuota sets the limit of "port" or "floatingip"; -1 is no limit.
 func (f *Fake) SetQuota(resource string, limit int) {
 	f.mu.Lock()
@@ -208,7 +234,7 @@ func (f *Fake) authenticate(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	_ = json.NewDecoder(r.Body).Decode(&asked) // without a secret it is refused
-	if f.AuthFault != nil && fail(w, r, f.AuthFault(r)) {
+	if fail(w, r, f.fault(&f.AuthFault, r)) {
 		return
 	}
 	f.mu.Lock()
@@ -238,10 +264,7 @@ type refusal struct {
 // guard serves requests with a valid token and no fault, one at a time.
 func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusal)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		fault := None
-		if f.Fault != nil {
-			fault = f.Fault(r)
-		}
+		fault := f.fault(&f.Fault, r)
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if fault == Expire {

@@ -1,0 +1,95 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// A Service's status records its port in the condition Allocated. A controller that starts while OpenStack does not answer
+// serves the Service from it: the annotation has only an id, and the addresses in status.loadBalancer may be floating IPs,
+// whose VIPs only Neutron knows. It is in the status because users cannot write that. With an annotation, a tenant could
+// name another tenant's VIP, and receive its connections until Neutron answers.
+//
+// For example: "port=0f3c… pool=public addresses=10.9.0.17,fd09::17 floating-ip=5a1b…/203.0.113.9".
+
+// The fields of a record.
+const (
+	recordPort       = "port"
+	recordPool       = "pool"
+	recordAddresses  = "addresses"
+	recordFloatingIP = "floating-ip"
+)
+
+// writeRecord returns the condition that records a port in the cloud.
+func writeRecord(p port) metav1.Condition {
+	texts := make([]string, len(p.VIPs))
+	for i, a := range p.VIPs {
+		texts[i] = a.String()
+	}
+	text := fmt.Sprintf("%s=%s %s=%s %s=%s", recordPort, p.ID, recordPool, p.Pool, recordAddresses, strings.Join(texts, ","))
+	if p.Floating.ID != "" {
+		text += fmt.Sprintf(" %s=%s/%s", recordFloatingIP, p.Floating.ID, p.Floating.Addr)
+	}
+	return metav1.Condition{Type: service.ConditionAllocated, Status: metav1.ConditionTrue, Reason: service.ReasonAllocated, Message: text}
+}
+
+// readRecord returns the port that a Service's status records. It does not know whether a floating IP is ours, and takes it
+// for the user's: such a one is never deleted.
+func readRecord(s *corev1.Service) (p port, ok bool) {
+	c := meta.FindStatusCondition(s.Status.Conditions, service.ConditionAllocated)
+	if c == nil || c.Status != metav1.ConditionTrue {
+		return port{}, false
+	}
+	is := map[string]string{}
+	for field := range strings.FieldsSeq(c.Message) {
+		name, value, _ := strings.Cut(field, "=")
+		is[name] = value
+	}
+	p = port{ID: is[recordPort], Pool: is[recordPool]}
+	for text := range strings.SplitSeq(is[recordAddresses], ",") {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return port{}, false
+		}
+		p.VIPs = append(p.VIPs, addr)
+	}
+	if id, text, has := strings.Cut(is[recordFloatingIP], "/"); has {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return port{}, false
+		}
+		p.Floating = openstack.FloatingIP{ID: id, Addr: addr, Port: p.ID}
+		p.Floating.Fixed, _ = ipv4(p.VIPs)
+	}
+	return p, p.ID != "" && p.Pool != ""
+}
+
+// leadRecorded completes a recorded failover IP: the status of a GatewayNode says that it leads there.
+func (w *worker) leadRecorded(ctx context.Context, p *port) error {
+	if pool := w.settings.pool(p.Pool); pool == nil || pool.FailoverIP == nil {
+		return nil
+	}
+	var nodes v1alpha1.GatewayNodeList
+	if err := w.client.List(ctx, &nodes); err != nil {
+		return fmt.Errorf("list gateway nodes: %w", err)
+	}
+	p.Floating.Port, p.Floating.Fixed = "", netip.Addr{}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		if addr, ok := floatingTarget(n); ok && slices.Contains(n.Status.FloatingIPs, p.Floating.Addr.String()) {
+			p.Floating.Port, p.Floating.Fixed = n.Spec.NeutronPort, addr
+		}
+	}
+	return nil
+}
