@@ -28,7 +28,7 @@ type cloudPorts struct {
 	// them.
 	unclean  map[types.UID]types.NamespacedName
 	cleanErr error
-	due      bool // all unused objects are to be deleted, whoever left them
+	due      bool // all unused objects are to be deleted, also those of former controllers
 }
 
 // answer is the result of CreateAndAssignPort for a Service.

@@ -43,7 +43,7 @@ func (b *lanesTestbed) end() {
 	_ = b.collect()
 }
 
-// A lane makes one call at a time, also while the result of the last one is not stored. It wakes whoever waits.
+// A lane makes one call at a time, also while the result of the last one is not stored. It wakes the keys that wait.
 func TestLanes(t *testing.T) {
 	b := newLanesTestbed(t)
 	if !b.begin("ports", "a", nil) || b.begin("ports", "b", nil) || b.begin("ports", "b", nil) || !b.begin("pairs/gw1", "c", nil) {

@@ -44,8 +44,8 @@ func writeRecord(p port) metav1.Condition {
 	return metav1.Condition{Type: service.ConditionAllocated, Status: metav1.ConditionTrue, Reason: service.ReasonAllocated, Message: text}
 }
 
-// readRecord returns the port that a Service's status records. It does not know whether a floating IP is ours, and takes it
-// for the user's: such a one is never deleted.
+// readRecord returns the port that a Service's status records. It takes a floating IP for the user's, which is never deleted:
+// the record does not say whether it is ours.
 func readRecord(s *corev1.Service) (p port, ok bool) {
 	c := meta.FindStatusCondition(s.Status.Conditions, service.ConditionAllocated)
 	if c == nil || c.Status != metav1.ConditionTrue {

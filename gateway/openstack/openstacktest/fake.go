@@ -44,15 +44,15 @@ type Fault int
 
 // The faults.
 const (
-	None   Fault = iota
-	Refuse       // 503, without effect
-	Hang         // no response until the client gives up, without effect
-	Lose         // the request takes effect, and the connection closes without a response
-	Expire       // 401: the token has expired
-	Deny         // 401 by an access rule, with any token
-	Stale        // 412: the object was changed since it was read
-	Taken        // 409: an address is in use; not a quota
-	Throttle     // 429 with RetryAfter, without effect
+	None     Fault = iota
+	Refuse         // 503, without effect
+	Hang           // no response until the client gives up, without effect
+	Lose           // the request takes effect, and the connection closes without a response
+	Expire         // 401: the token has expired
+	Deny           // 401 by an access rule, with any token
+	Stale          // 412: the object was changed since it was read
+	Taken          // 409: an address is in use; not a quota
+	Throttle       // 429 with RetryAfter, without effect
 )
 
 // RetryAfter is the pause that Throttle asks for.
