@@ -137,6 +137,19 @@ static __always_inline bool is_alive(__u8 proto, const struct conn *c, __u64 now
 	return since(c->seen, now) <= idle_timeout_ns(proto, c->state);
 }
 
+/* Reports whether a packet may open a flow: a SYN, an INIT, or any UDP datagram. */
+static __always_inline bool is_opening(const struct packet *p)
+{
+	if (p->key.proto == IPPROTO_TCP)
+		return (p->kind & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+	return p->key.proto == IPPROTO_UDP || p->kind == SCTP_INIT;
+}
+
+static __always_inline bool is_syn(const struct packet *p)
+{
+	return p->key.proto == IPPROTO_TCP && is_opening(p);
+}
+
 /* Returns the key of the other direction. */
 static __always_inline struct conn_key other_key(const struct conn_key *key, const struct conn *c)
 {
@@ -215,27 +228,22 @@ static __noinline int move_old_entry_of(const struct conn_key *key)
 	return 0;
 }
 
-/* Finds an entry, in `handshakes` first: that of a handshake's packet, or the other entry of a flow in one. Entries
- * move from there to `flows`, so that no third look is needed. */
+/* Finds an entry in `handshakes`. */
 static __noinline struct conn *find_young_entry(const struct conn_key *key)
 {
 	struct conn_key k = *key; /* see move_old_entry_of */
-	struct conn *c = bpf_map_lookup_elem(&handshakes, &k) ?: bpf_map_lookup_elem(&flows, &k);
 
-	if (c || !OLD_FLOWS)
-		return c;
-	move_old_entry(&k);
-	return bpf_map_lookup_elem(&flows, &k);
+	return bpf_map_lookup_elem(&handshakes, &k);
 }
 
-/* Finds an entry that was not in `flows`. Another CPU may move it there meanwhile: without the last look, a backend's
+/* Finds an entry that was not in `flows`. Another CPU may move it there meanwhile: unless it looks `again`, a backend's
  * packet would find no flow while the client's opens it. */
-static __noinline struct conn *find_other_entry(const struct conn_key *key)
+static __noinline struct conn *find_other_entry(const struct conn_key *key, bool again)
 {
 	struct conn_key k = *key;
 	struct conn *c = bpf_map_lookup_elem(&handshakes, &k);
 
-	if (c)
+	if (c || !(again || OLD_FLOWS))
 		return c;
 	if (OLD_FLOWS)
 		move_old_entry(&k);
@@ -257,13 +265,23 @@ static __always_inline struct conn *find_entry(const struct conn_key *key)
 {
 	if (key->proto == IPPROTO_UDP)
 		return find_udp_entry(key);
-	return bpf_map_lookup_elem(&flows, key) ?: find_other_entry(key);
+	return bpf_map_lookup_elem(&flows, key) ?: find_other_entry(key, true);
 }
 
-/* Finds the entry of a packet, given its key. */
-static __always_inline struct conn *find_entry_of(const struct packet *p, const struct conn_key *key)
+/* Finds the entry of a packet, given its key: in `flows` first, where those of most packets are. A SYN needs no look
+ * again: a flow that another CPU opens meanwhile has had its SYN. */
+static __always_inline struct conn *find_entry_of(struct packet *p, const struct conn_key *key)
 {
-	return p->key.proto == IPPROTO_TCP && p->kind & TCP_SYN ? find_young_entry(key) : find_entry(key);
+	struct conn *c;
+
+	p->young = false;
+	if (key->proto == IPPROTO_UDP)
+		return find_udp_entry(key);
+	c = bpf_map_lookup_elem(&flows, key);
+	if (c)
+		return c;
+	p->young = true;
+	return find_other_entry(key, !is_syn(p));
 }
 
 /* Reports whether another flow has the key of a new one, apart from flows in `handshakes` and `udp_flows`. */
@@ -290,7 +308,7 @@ static __noinline long store_entry(const struct conn_key *key, const struct conn
 	return put_new(&k, c, BPF_ANY);
 }
 
-/* Moves an entry from `handshakes` to `flows`. One that reuses the entry of an ended flow is there already. */
+/* Moves an entry from `handshakes` to `flows`, if it is there. */
 static __noinline int promote_entry(const struct conn_key *key)
 {
 	struct conn_key k = *key;
@@ -374,19 +392,6 @@ static __always_inline bool is_reset(const struct packet *p)
 	if (p->key.proto == IPPROTO_TCP)
 		return p->kind & TCP_RST;
 	return p->key.proto == IPPROTO_SCTP && (p->kind == SCTP_ABORT || p->kind == SCTP_SHUTDOWN_COMPLETE);
-}
-
-/* Reports whether a packet may open a flow: a SYN, an INIT, or any UDP datagram. */
-static __always_inline bool is_opening(const struct packet *p)
-{
-	if (p->key.proto == IPPROTO_TCP)
-		return (p->kind & (TCP_SYN | TCP_ACK)) == TCP_SYN;
-	return p->key.proto == IPPROTO_UDP || p->kind == SCTP_INIT;
-}
-
-static __always_inline bool is_syn(const struct packet *p)
-{
-	return p->key.proto == IPPROTO_TCP && is_opening(p);
 }
 
 /* Reports whether a packet answers a SYN or INIT. */
@@ -554,8 +559,8 @@ static __always_inline void set_state(struct conn *c, enum conn_state state, __u
 	c->flags = (c->flags & ~FIN_FLAGS) | fins;
 }
 
-/* Updates a flow's state in both entries. Call it if may_change_state allows. Returns whether its entries have moved to
- * `flows`, so that c is invalid. */
+/* Updates a flow's state in both entries. Call it if may_change_state allows. Returns whether that has opened the flow.
+ * If p->young, its entries have then moved to `flows`, and c is invalid. */
 __noinline int update_state(const struct packet *p, struct conn *c)
 {
 	enum conn_state state = CONN_CLOSED, before;
@@ -568,7 +573,7 @@ __noinline int update_state(const struct packet *p, struct conn *c)
 	key = p->key;
 	reverse = other_key(&key, c);
 	before = c->state;
-	other = before < CONN_OPEN && key.proto != IPPROTO_UDP ? find_young_entry(&reverse) : find_entry(&reverse);
+	other = (p->young ? find_young_entry(&reverse) : NULL) ?: find_entry(&reverse);
 	if (!is_reset(p))
 		state = next_state(p, c, other);
 	else if (!is_believed(p, c, other))
@@ -588,8 +593,10 @@ __noinline int update_state(const struct packet *p, struct conn *c)
 		set_state(other, state, fins);
 	if (before >= CONN_OPEN || state < CONN_OPEN || state == CONN_CLOSED || key.proto == IPPROTO_UDP)
 		return false;
-	promote_entry(&reverse);
-	promote_entry(&key);
+	if (p->young) {
+		promote_entry(&reverse);
+		promote_entry(&key);
+	}
 	return true;
 }
 

@@ -339,6 +339,9 @@ func TestOldFlows(t *testing.T) {
 				}
 				// The window is unknown, so that no RST ends the flow. If the client connects again and the backend accepts,
 				// a new window begins.
+				if b.there == bpf.ProgGateway {
+					b.announce(b.side)
+				}
 				b.sends(b.tcp(rst))
 				b.state(bpf.ConnOpen, bpf.MapFlows)
 				b.sends(b.tcp(syn))
@@ -346,6 +349,9 @@ func TestOldFlows(t *testing.T) {
 				b.state(bpf.ConnAnswered, bpf.MapFlows)
 				b.sends(b.tcp(ack))
 				b.state(bpf.ConnOpen, bpf.MapFlows)
+				if n := b.announced(); b.there == bpf.ProgGateway && n != 1 {
+					t.Errorf("the gateway announces %d flows, want 1", n)
+				}
 				b.sends(b.tcp(rst))
 				b.state(bpf.ConnClosed, bpf.MapFlows)
 			})

@@ -170,7 +170,7 @@ __noinline int refresh_conn(struct __sk_buff *skb, const struct packet *p, struc
 }
 
 /* Finds the flow of a packet. Returns NULL if there is none, it is over, or the packet reopens it. */
-static __always_inline struct conn *find_flow(struct __sk_buff *skb, const struct packet *p)
+static __always_inline struct conn *find_flow(struct __sk_buff *skb, struct packet *p)
 {
 	struct conn_key key = p->key; /* Linux 6.1 accepts no map key in memory that the caller passed */
 	struct conn *c = find_entry_of(p, &key);
@@ -204,7 +204,8 @@ static __always_inline struct conn *advance(const struct packet *p, struct conn 
 	if (c->window & WINDOW_SECOND || !may_change_state(p, c) || !update_state(p, c))
 		return c;
 	key = p->key;
-	c = bpf_map_lookup_elem(&flows, &key);
+	if (p->young)
+		c = bpf_map_lookup_elem(&flows, &key);
 	if (c)
 		announce_opened(&key, c);
 	return c;
@@ -215,11 +216,12 @@ static __always_inline struct conn *advance(const struct packet *p, struct conn 
 static __noinline struct conn *follow(const struct conn_key *key, struct conn *c, enum conn_state state)
 {
 	struct conn_key k = *key, reverse = other_key(key, c);
-	struct conn *other = find_entry(&reverse);
 	bool opens = c->state < CONN_OPEN && state >= CONN_OPEN;
+	struct conn *other;
 
 	if (c->state == state)
 		return c;
+	other = find_entry(&reverse);
 	c->state = state;
 	if (other)
 		other->state = state;

@@ -131,9 +131,9 @@ static __noinline bool find_route(struct __sk_buff *skb, const struct packet *p,
 	return store_next_hop(skb, c, &fib, found);
 }
 
-/* Looks up the route of a new flow. A route that was found a moment ago for the same client and backend is as good as
- * the routes of known flows, which are looked up once a second. The kernel's lookup costs as much as everything else
- * about a flow's first packet, apart from its two entries. */
+/* Looks up the route of a new flow from a DEVICE_PEER. A route that was found a moment ago for the same client and
+ * backend is as good as the routes of known flows, which are looked up once a second. The kernel's lookup costs as much
+ * as everything else about a flow's first packet, apart from its two entries. */
 static __noinline bool find_cached_route(struct __sk_buff *skb, const struct packet *p, struct conn *c)
 {
 	__u32 index = (hash_address(p->key.client) ^ c->backend_id) % ROUTE_CACHE_MAX;
@@ -150,7 +150,7 @@ static __noinline bool find_cached_route(struct __sk_buff *skb, const struct pac
 		c->flags |= r->flags;
 		return read_device(c->ifindex) & DEVICE_UPLINK; /* the agent may have detached from it */
 	}
-	if (!(read_device(skb->ifindex) & DEVICE_PEER) || !find_route(skb, p, c))
+	if (!find_route(skb, p, c))
 		return false;
 	__builtin_memcpy(r->client, p->key.client, sizeof(r->client));
 	__builtin_memcpy(r->via, c->via, sizeof(r->via));
@@ -198,12 +198,10 @@ static __noinline int remove_entry(const struct conn_key *key)
 {
 	struct conn_key k = *key;
 
-	if (k.proto == IPPROTO_UDP) {
+	if (k.proto == IPPROTO_UDP)
 		bpf_map_delete_elem(&udp_flows, &k);
-	} else {
-		bpf_map_delete_elem(&flows, &k);
+	else if (bpf_map_delete_elem(&flows, &k))
 		bpf_map_delete_elem(&handshakes, &k);
-	}
 	if (OLD_FLOWS)
 		bpf_map_delete_elem(&conns, &k);
 	return 0;
@@ -227,7 +225,7 @@ static __always_inline bool is_of_direct_connection(const struct packet *p, cons
 
 /* Finds the flow of a packet. Returns NULL if there is none or it is over. If an old flow has the packet's key, *ended
  * is its entry. */
-static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p, struct conn **ended)
+static __always_inline struct conn *find_conn(struct __sk_buff *skb, struct packet *p, struct conn **ended)
 {
 	struct conn *c = find_entry_of(p, &p->key);
 
@@ -350,13 +348,6 @@ static __noinline struct backend *find_backend(const struct packet *p, bool adop
 	return choose_backend(&vip, fe, &client, choice);
 }
 
-/* Returns the device of a packet's client if only a pod, a VM or their bridge is behind it, else 0. Such a client can
- * forge its address, but not its device. */
-static __always_inline __u32 own_device(struct __sk_buff *skb)
-{
-	return read_device(skb->ifindex) & DEVICE_CLIENT ? skb->ifindex : 0;
-}
-
 /* Records that replies to clients may leave the node by an uplink. */
 static __always_inline void note_routed_client(void)
 {
@@ -367,10 +358,10 @@ static __always_inline void note_routed_client(void)
 		*known = 1;
 }
 
-/* Creates a flow. ended is the entry of the flow that had the same key, NULL if there was none. Returns a copy of the
- * entry for the first packet, NULL without memory. */
-static __noinline struct conn *create_conn(struct __sk_buff *skb, const struct packet *p, const struct backend *be,
-					   const struct choice *choice, struct conn *ended)
+/* Fills in the entry for the first packet of a flow to a backend, from a device with these flags. Returns it in
+ * `new_conn`. */
+static __noinline struct conn *fill_conn(struct __sk_buff *skb, const struct packet *p, const struct backend *be,
+					 const struct choice *choice, enum device_flags from)
 {
 	__u32 zero = 0;
 	struct conn *c = bpf_map_lookup_elem(&new_conn, &zero);
@@ -391,21 +382,25 @@ static __noinline struct conn *create_conn(struct __sk_buff *skb, const struct p
 		note_syn(p, c);
 	if (same_addr(c->addr, p->key.client))
 		c->flags |= CONN_SELF;
-	else if (!p->tagged && find_cached_route(skb, p, c))
+	else if (from & DEVICE_PEER && !p->tagged && find_cached_route(skb, p, c))
 		c->flags |= CONN_FAST;
-	if (!(c->flags & CONN_FAST) && !(read_device(skb->ifindex) & DEVICE_CLIENT))
+	if (!(c->flags & CONN_FAST) && !(from & DEVICE_CLIENT))
 		note_routed_client();
-	if (!ended || !reuse_conn(skb, p, ended, c)) {
-		if (ended)
-			delete_other(&p->key, ended);
-		/* The reply entry comes first: otherwise a fast reply would find no flow. */
-		if (!store_reply(skb, p, c))
-			return NULL;
-		if (ended ? store_entry(&p->key, c) : put_new(&p->key, c, BPF_ANY))
-			return NULL;
-	}
-	emit_event(&p->key, be, choice);
 	return c;
+}
+
+/* Stores the entries of a new flow. ended is the entry of the flow that had the same key, NULL if there was none.
+ * Returns false without a port or memory. */
+static __noinline bool store_conn(struct __sk_buff *skb, const struct packet *p, struct conn *c, struct conn *ended)
+{
+	if (ended && reuse_conn(skb, p, ended, c))
+		return true;
+	if (ended)
+		delete_other(&p->key, ended);
+	/* The reply entry comes first: otherwise a fast reply would find no flow. */
+	if (!store_reply(skb, p, c))
+		return false;
+	return !(ended ? store_entry(&p->key, c) : put_new(&p->key, c, BPF_ANY));
 }
 
 /* Reports whether the packet can leave by the fast path as it is. Other packets go to the kernel, which knows how to
@@ -471,6 +466,7 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 	struct choice choice = {};
 	struct conn *c, *ended = NULL;
 	struct backend *be = NULL;
+	enum device_flags from;
 	bool fast;
 
 	if (reason == DROP_REASON_NONE && p->part == PART_LATER && !recall_fragment(p))
@@ -486,20 +482,23 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 		be = find_backend(p, adopt, &choice);
 		if (!be && choice.reason == DROP_REASON_NONE)
 			return TC_ACT_UNSPEC;
-		if (be && !may_open_flow(p, own_device(skb)))
+		from = be ? read_device(skb->ifindex) : 0;
+		/* A pod, a VM or their bridge can forge its address, but not its device. */
+		if (be && !may_open_flow(p, from & DEVICE_CLIENT ? skb->ifindex : 0))
 			return refuse(skb, p, choice.service, DROP_REASON_NEW_FLOWS);
-		c = be ? create_conn(skb, p, be, &choice, ended) : NULL;
-		if (!c) {
+		c = be ? fill_conn(skb, p, be, &choice, from) : NULL;
+		if (!c || !store_conn(skb, p, c, ended)) {
 			if (ended)
 				delete_other(&p->key, ended);
 			remove_entry(&p->key);
 			return refuse(skb, p, choice.service, be ? DROP_REASON_NO_MEMORY : choice.reason);
 		}
+		emit_event(&p->key, be, &choice);
 	}
 	if (!can_rewrite(p, c))
 		return refuse(skb, p, c->service, DROP_REASON_SCTP_PORT);
 	/* The first packet has set the state of a new flow. */
-	if (!be && may_change_state(p, c) && update_state(p, c)) {
+	if (!be && may_change_state(p, c) && update_state(p, c) && p->young) {
 		c = bpf_map_lookup_elem(&flows, &p->key);
 		if (!c)
 			return refuse(skb, p, 0, DROP_REASON_NO_MEMORY);
@@ -534,7 +533,7 @@ static __always_inline int translate_reply(struct __sk_buff *skb, struct packet 
 		count_refusal(c->service, DROP_REASON_SCTP_PORT);
 		return TC_ACT_SHOT;
 	}
-	if (may_change_state(p, c) && update_state(p, c)) {
+	if (may_change_state(p, c) && update_state(p, c) && p->young) {
 		c = bpf_map_lookup_elem(&flows, &p->key);
 		if (!c)
 			return TC_ACT_SHOT;

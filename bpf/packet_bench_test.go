@@ -57,6 +57,52 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
+// BenchmarkConnection measures every packet of a TCP connection that the backend closes first, on the slow path: of a client's new
+// ports, and of the same ports again, whose flows have ended.
+func BenchmarkConnection(b *testing.B) {
+	const ports = 1000 // of the 2048 that `flows` has room for here
+	s := sides["IPv4"]
+	p := newPath(b)
+	p.addRange(s.ranges)
+	p.set(inProduction)
+	p.serve(1, tcp, s.vip, s.backend)
+	packets := []struct {
+		name string
+		frame
+	}{
+		{"1 SYN", s.tcp(syn)},
+		{"2 SYN+ACK", s.tcpBack(syn | ack)},
+		{"3 ACK", s.tcp(ack)},
+		{"4 FIN of the backend", s.tcpBack(fin | ack)},
+		{"5 FIN of the client", s.tcp(fin | ack)},
+		{"6 ACK of the backend", s.tcpBack(ack)},
+	}
+	packets[0].tcpOpts, packets[1].tcpOpts = scaled, scaled
+	for _, name := range []string{"new", "again"} {
+		took := make([][]time.Duration, len(packets))
+		for port := range uint16(ports) {
+			client := netip.AddrPortFrom(s.client.Addr(), 1000+port)
+			for i, packet := range packets {
+				prog, in := bpf.ProgFromClient, packet.from(client)
+				if packet.src != s.client {
+					prog, in = bpf.ProgToClient, packet.to(client)
+				}
+				_, once, err := p.coll.Programs[prog].Benchmark(in.bytes(), 1, func() {})
+				if err != nil {
+					b.Fatal(err)
+				}
+				took[i] = append(took[i], once)
+			}
+		}
+		for i, packet := range packets {
+			b.Run(name+"/"+packet.name, func(b *testing.B) {
+				slices.Sort(took[i])
+				b.ReportMetric(float64(took[i][len(took[i])/2].Nanoseconds()), "ns/run")
+			})
+		}
+	}
+}
+
 // inProduction holds the flags that an agent with known ranges sets.
 const inProduction = bpf.PacketVIPsInRanges | bpf.PacketOneRange
 

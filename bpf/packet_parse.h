@@ -71,6 +71,7 @@ struct packet {
 	bool ipv6;
 	bool tagged;
 	bool ports; /* the packet carries ports */
+	bool young; /* its flow's entry was not in `flows` */
 	__u8 part;  /* enum part */
 	__u8 scale; /* WINDOW_SCALED and the scale that a SYN offers, or 0 */
 };
@@ -236,22 +237,32 @@ static __always_inline void take_ports(struct packet *p, const struct port_pair 
 #define TCP_OPTION_SCALE_MAX 14
 /* Options that a SYN is searched for. Linux sends the scale as the fifth at the latest. */
 #define TCP_OPTIONS_MAX 12
+#define TCP_OPTIONS_SIZE 40
 
-/* Returns the window scale that a SYN with a header of so many bytes offers. */
+/* Returns the window scale that a SYN with a header of so many bytes offers. The options are copied at once: a helper
+ * call for each would cost as much as a map lookup. */
 static __noinline __u8 read_scale(struct __sk_buff *skb, const struct packet *p, __u32 length)
 {
-	__u32 at = p->l4 + 20, end = p->l4 + length;
+	__u8 options[TCP_OPTIONS_SIZE] = {};
+	__u32 size = length - 20, at = 0;
 
+	if (size > TCP_OPTIONS_SIZE)
+		return 0;
+	barrier_var(size); /* clang would merge the two limits into one that Linux 6.1 cannot follow */
+	if (size < 4 || bpf_skb_load_bytes(skb, p->l4 + 20, options, size))
+		return 0;
 	for (int i = 0; i < TCP_OPTIONS_MAX; i++) {
-		__u8 option[3]; /* kind, length, value */
+		__u8 kind, value;
 
-		if (at + sizeof(option) > end || bpf_skb_load_bytes(skb, at, option, sizeof(option)))
+		if (at > TCP_OPTIONS_SIZE - 3 || at + 3 > size)
 			break;
-		if (option[0] == TCP_OPTION_SCALE)
-			return WINDOW_SCALED | (option[2] > TCP_OPTION_SCALE_MAX ? TCP_OPTION_SCALE_MAX : option[2]);
-		if (option[0] == TCP_OPTION_END || (option[0] != TCP_OPTION_NOP && option[1] < 2))
+		kind = options[at];
+		value = options[at + 2];
+		if (kind == TCP_OPTION_SCALE)
+			return WINDOW_SCALED | (value > TCP_OPTION_SCALE_MAX ? TCP_OPTION_SCALE_MAX : value);
+		if (kind == TCP_OPTION_END || (kind != TCP_OPTION_NOP && options[at + 1] < 2))
 			break;
-		at += option[0] == TCP_OPTION_NOP ? 1 : option[1];
+		at += kind == TCP_OPTION_NOP ? 1 : options[at + 1];
 	}
 	return 0;
 }
