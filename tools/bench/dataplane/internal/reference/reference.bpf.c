@@ -355,9 +355,24 @@ static __noinline __u8 read_scale(struct __sk_buff *skb, __u32 length)
 	return 0;
 }
 
-static __always_inline struct flow *find_flow(const struct flow_key *key)
+/* Finds an entry. Sets *young if it is in `handshakes`. */
+static __always_inline struct flow *find_flow(const struct flow_key *key, bool *young)
 {
-	return bpf_map_lookup_elem(&flows, key) ?: bpf_map_lookup_elem(&handshakes, key);
+	struct flow *f = bpf_map_lookup_elem(&flows, key);
+
+	*young = !f;
+	return f ?: bpf_map_lookup_elem(&handshakes, key);
+}
+
+/* Returns the key of the direction from or to a server. */
+static __always_inline struct flow_key other_key(const struct flow_key *key, __be32 server, __be16 port)
+{
+	struct flow_key other = *key;
+
+	other.server = server;
+	other.server_port = port;
+	other.reply = !key->reply;
+	return other;
 }
 
 static __always_inline bool is_in_window(__u32 number, const struct flow *f)
@@ -417,23 +432,18 @@ static __always_inline void begin(struct __sk_buff *skb, const struct tcp *t, st
 
 /* Updates a flow's state in both entries. Returns its entry, which may have moved. */
 static __noinline struct flow *advance(struct __sk_buff *skb, const struct flow_key *key, struct flow *f,
-				       const struct tcp *t)
+				       const struct tcp *t, bool young)
 {
-	bool syn = t->flags & TCP_SYN, is_tcp = key->proto == IPPROTO_TCP;
-	struct flow_key k = *key, back = *key;
+	bool syn = t->flags & TCP_SYN, is_tcp = key->proto == IPPROTO_TCP, other_young;
+	struct flow_key k = *key, back = other_key(key, f->server, f->server_port);
 	__u8 state = f->state;
 	struct flow *other;
 
-	back.server = f->server;
-	back.server_port = f->server_port;
-	back.reply = !key->reply;
-	other = find_flow(&back);
+	other = young ? bpf_map_lookup_elem(&handshakes, &back) : NULL;
+	if (!other)
+		other = find_flow(&back, &other_young);
 	if (!other)
 		return f;
-	if (syn && !key->reply && state == CLOSED) {
-		begin(skb, t, f, other);
-		return f;
-	}
 	if (t->flags & TCP_RST) {
 		if (state == OPENING && key->reply ? is_current(t, f) : is_in_window(t->seq, other))
 			f->state = other->state = CLOSED;
@@ -453,7 +463,7 @@ static __noinline struct flow *advance(struct __sk_buff *skb, const struct flow_
 		if (f->fins == 3)
 			f->state = other->state = CLOSED;
 	}
-	if (state >= OPEN || f->state < OPEN)
+	if (!young || f->state < OPEN)
 		return f;
 	promote(&back);
 	promote(&k);
@@ -462,31 +472,40 @@ static __noinline struct flow *advance(struct __sk_buff *skb, const struct flow_
 
 /* Advances a flow by a packet of it. Few packets change its state. */
 static __always_inline struct flow *follow_flow(struct __sk_buff *skb, const struct flow_key *key, struct flow *f,
-						const struct tcp *t)
+						const struct tcp *t, bool young)
 {
 	follow_window(t, f);
-	return f->state < OPEN || t->flags & (TCP_SYN | TCP_FIN | TCP_RST) ? advance(skb, key, f, t) : f;
+	return f->state < OPEN || t->flags & (TCP_SYN | TCP_FIN | TCP_RST) ? advance(skb, key, f, t, young) : f;
 }
 
-/* Creates both directions of a flow. Returns the one to the backend, or NULL if the destination is no VIP or the flow
- * is one too many. */
-static __noinline struct flow *create_flow(struct __sk_buff *skb, const struct flow_key *key, const struct tcp *t)
+/* Creates both directions of a flow. A new connection of a closed flow, `old`, may have another backend, and counts
+ * against the limit like any other. Returns the direction to the backend, or NULL if the destination is no VIP or the
+ * flow is one too many. */
+static __noinline struct flow *create_flow(struct __sk_buff *skb, const struct flow_key *key, const struct tcp *t,
+					   struct flow *old)
 {
 	struct endpoint vip = { .addr = key->server, .port = key->server_port, .proto = key->proto };
 	const struct endpoint *to = select_backend(&vip);
-	struct flow_key back = *key;
 	struct flow reply = { .server = key->server, .server_port = key->server_port, .client_device = skb->ifindex };
-	struct flow f = {};
+	struct flow f = {}, *other;
+	struct flow_key back;
 
 	if (!to || !may_open_flow(key->client))
 		return NULL;
-	back.server = to->addr;
-	back.server_port = to->port;
-	back.reply = 1;
+	back = other_key(key, to->addr, to->port);
+	if (old && old->server == to->addr && old->server_port == to->port) {
+		other = bpf_map_lookup_elem(&flows, &back);
+		if (other) {
+			begin(skb, t, old, other);
+			return old;
+		}
+	}
 	f.server = to->addr;
 	f.server_port = to->port;
 	if (t->flags & TCP_SYN)
 		begin(skb, t, &f, &reply);
+	if (old)
+		bpf_map_delete_elem(&flows, key);
 	bpf_map_update_elem(&handshakes, &back, &reply, BPF_ANY);
 	bpf_map_update_elem(&handshakes, key, &f, BPF_ANY);
 	return bpf_map_lookup_elem(&handshakes, key);
@@ -500,6 +519,7 @@ int from_client(struct __sk_buff *skb)
 	struct flow_key key;
 	struct flow *f;
 	struct tcp t;
+	bool young;
 
 	if (!read_header(skb, &h))
 		return TC_ACT_UNSPEC;
@@ -509,8 +529,11 @@ int from_client(struct __sk_buff *skb)
 				 .client_port = h.source_port,
 				 .server_port = h.destination_port,
 				 .proto = h.proto };
-	f = find_flow(&key);
-	f = f ? follow_flow(skb, &key, f, &t) : create_flow(skb, &key, &t);
+	f = find_flow(&key, &young);
+	if (!f || (f->state == CLOSED && t.flags & TCP_SYN))
+		f = create_flow(skb, &key, &t, f);
+	else
+		f = follow_flow(skb, &key, f, &t, young);
 	if (!f)
 		return TC_ACT_UNSPEC;
 	f->seen = bpf_jiffies64();
@@ -525,6 +548,7 @@ static __always_inline struct flow *translate_reply(struct __sk_buff *skb)
 	struct flow_key key;
 	struct flow *f;
 	struct tcp t;
+	bool young;
 
 	if (!read_header(skb, &h))
 		return NULL;
@@ -535,8 +559,8 @@ static __always_inline struct flow *translate_reply(struct __sk_buff *skb)
 				 .server_port = h.source_port,
 				 .proto = h.proto,
 				 .reply = 1 };
-	f = find_flow(&key);
-	f = f ? follow_flow(skb, &key, f, &t) : NULL;
+	f = find_flow(&key, &young);
+	f = f ? follow_flow(skb, &key, f, &t, young) : NULL;
 	if (!f)
 		return NULL;
 	f->seen = bpf_jiffies64();
