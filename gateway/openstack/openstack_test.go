@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 func connect(t testing.TB, f *openstacktest.Fake, c openstack.Config) *openstack.Client {
@@ -303,18 +304,19 @@ func TestRetryAfter(t *testing.T) {
 				t.Fatal(err)
 			}
 			var until time.Time
-			for {
+			await.True(t, "the pause ends", func() bool {
 				before := time.Now()
 				_, err := c.Ports(t.Context())
 				if err == nil {
-					break
+					return true
 				}
 				p, ok := errors.AsType[*openstack.Paused](err)
 				if !ok || asked.Load() != 1 || !until.IsZero() && p.Until != until || p.Until.Before(before) {
 					t.Fatalf("%v after %d requests, want a pause", err, asked.Load())
 				}
 				until = p.Until
-			}
+				return false
+			})
 			if time.Now().Before(until) || until.IsZero() {
 				t.Errorf("a request was sent before %v", until)
 			}
