@@ -303,7 +303,7 @@ func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report) 
 				v = verdict{service.ReasonRefused, "gateway " + p.node.Name + ": " + err.Error()}
 				break
 			}
-			if slices.ContainsFunc(p.waiting, func(a netip.Addr) bool { return slices.Contains(m.port.VIPs, a) }) {
+			if refused[i].held == "" && slices.ContainsFunc(p.waiting, func(a netip.Addr) bool { return slices.Contains(m.port.VIPs, a) }) {
 				waits = append(waits, p.node.Name)
 				continue
 			}
