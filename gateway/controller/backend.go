@@ -74,17 +74,6 @@ type request struct {
 	Purpose string
 }
 
-// backend allocates addresses by itself.
-type backend interface {
-	// ports returns the ports with the given ids.
-	ports(ctx context.Context, held []string) ([]port, error)
-	// create returns a new port without a floating IP. all are the existing ports, and held the ids of those that Services
-	// use.
-	create(ctx context.Context, r request, all map[string]port, held []string) (port, error)
-	// float returns an error if a port cannot have the floating IP that a Service wants.
-	float(ctx context.Context, p port, want service.FloatingIP) (port, error)
-}
-
 // provider allocates addresses as objects in the cloud. The methods with a context make calls, in a lane.
 type provider interface {
 	// lane names the lane of its calls.

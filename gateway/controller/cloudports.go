@@ -176,7 +176,7 @@ func (w *worker) recorded(s *corev1.Service, had, has string) {
 
 // leaves notes that a Service no longer uses a port. An unknown one may be of any source.
 func (w *worker) leaves(s *corev1.Service, id string) {
-	if ports, _ := w.list.ports(context.Background(), []string{id}); len(ports) > 0 {
+	if len(w.list.ports([]string{id})) > 0 {
 		return
 	}
 	for _, src := range w.sources {

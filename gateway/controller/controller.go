@@ -184,10 +184,7 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 			held[id] = true
 		}
 	}
-	ports, err := w.knownPorts(ctx, slices.Sorted(maps.Keys(held)))
-	if err != nil {
-		return err
-	}
+	ports := w.knownPorts(slices.Sorted(maps.Keys(held)))
 	w.unknown = map[string]string{}
 	var claims []portmap.Claim
 	entries := map[string]*mapped{}
@@ -267,19 +264,15 @@ func (w *worker) portOf(ctx context.Context, s *corev1.Service, ports map[string
 }
 
 // knownPorts returns the known ports of all pools; of lists, those with the given ids.
-func (w *worker) knownPorts(ctx context.Context, held []string) (map[string]port, error) {
+func (w *worker) knownPorts(held []string) map[string]port {
 	all := map[string]port{}
-	listed, err := w.list.ports(ctx, held)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range listed {
+	for _, p := range w.list.ports(held) {
 		all[p.ID] = p
 	}
 	for _, src := range w.sources {
 		maps.Copy(all, src.ports)
 	}
-	return all, nil
+	return all
 }
 
 // held returns the ids of the ports that Services use, sorted.

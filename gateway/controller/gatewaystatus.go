@@ -66,11 +66,12 @@ func describe(s *v1alpha1.GatewayNodeStatus, p plan, r agents.Report) {
 		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonRefused, shorten(r.Refused.Error()))
 	case r.Applied && len(p.faults)+len(r.Status.Refused) > 0:
 		refused := slices.Concat(p.faults, r.Status.Refused).ByService()
-		text := fmt.Sprintf("the gateway has applied its state without %d Services, which stay as they were or are left out:", len(refused))
-		for _, f := range refused {
-			text += fmt.Sprintf(" %s: %s;", f.Services[0], f.Message)
+		texts := make([]string, len(refused))
+		for i, f := range refused {
+			texts[i] = f.Services[0] + ": " + f.Message
 		}
-		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonServicesRefused, shorten(strings.TrimSuffix(text, ";")))
+		text := fmt.Sprintf("the gateway has applied its state without %d Services, which stay as they were or are left out: %s", len(refused), strings.Join(texts, "; "))
+		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonServicesRefused, shorten(text))
 	case r.Applied:
 		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the gateway has applied its state")
 	default:

@@ -63,7 +63,7 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	}
 	want.Floating = floating(s, want.Floating, pool, families)
 	had := s.Annotations[service.AnnotationPort]
-	p, err := w.choosePort(ctx, s, want, pool, families)
+	p, err := w.choosePort(s, want, pool, families)
 	if err != nil {
 		return w.reportRefused(ctx, s, err)
 	}
@@ -110,7 +110,7 @@ func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want servi
 // choosePort returns the port for a Service: its current one if that satisfies it, whatever its annotation names now, else the
 // first suitable one of other Services by id, else a new one. It asks the cloud only for a port, or a floating IP, that does not
 // exist yet; the error is then errWaiting, until the cloud has answered.
-func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) (port, error) {
+func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) (port, error) {
 	last := w.answers[s.UID]
 	delete(w.answers, s.UID)
 	// The annotation may name a port that is not allocated to this Service.
@@ -118,10 +118,7 @@ func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service
 	if err := w.checkNamedPort(has, s, pool); err != nil {
 		return port{}, err
 	}
-	ports, err := w.knownPorts(ctx, append(w.held(), has))
-	if err != nil {
-		return port{}, err
-	}
+	ports := w.knownPorts(append(w.held(), has))
 	if _, ok := ports[has]; has != "" && !ok && src != nil && !src.known {
 		w.readPorts(src, nameOf(s))
 		return port{}, errWaiting
@@ -147,10 +144,11 @@ func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service
 	r := request{Pool: pool, Families: families, Floating: want.Floating, Purpose: string(s.UID)}
 	chosen, ok := w.allocations.Choose(candidates)
 	if src == nil {
-		return w.listed(ctx, r, ports, chosen.Port)
+		return w.listed(r, ports, chosen.Port)
 	}
 	p := ports[chosen.Port]
 	if !ok {
+		var err error
 		if p, ok, err = src.reuse(r, src.ports, w.held()); err != nil {
 			return port{}, err
 		}
@@ -179,14 +177,11 @@ func (w *worker) checkNamedPort(id string, s *corev1.Service, pool *Pool) error 
 }
 
 // listed returns the port with an id, or a new one, of a list of addresses.
-func (w *worker) listed(ctx context.Context, r request, ports map[string]port, id string) (p port, err error) {
-	p, ok := ports[id]
-	if !ok {
-		if p, err = w.list.create(ctx, r, ports, w.held()); err != nil {
-			return port{}, err
-		}
+func (w *worker) listed(r request, ports map[string]port, id string) (port, error) {
+	if p, ok := ports[id]; ok {
+		return p, w.list.checkFloatingIP(p.Pool, r.Floating)
 	}
-	return w.list.float(ctx, p, r.Floating)
+	return w.list.create(r, w.held())
 }
 
 // floating returns the floating IP that a Service gets. The default does not apply to pools without floating IPs.

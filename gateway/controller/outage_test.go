@@ -392,7 +392,8 @@ func TestUnservedPorts(t *testing.T) {
 	}
 	is := w.get("a").Status.LoadBalancer.Ingress
 	want := []corev1.PortStatus{
-		{Port: 53, Protocol: corev1.ProtocolUDP}, {Port: 80, Protocol: corev1.ProtocolTCP},
+		{Port: 53, Protocol: corev1.ProtocolUDP},
+		{Port: 80, Protocol: corev1.ProtocolTCP},
 		{Port: 5000, Protocol: corev1.ProtocolSCTP, Error: new(service.ErrorUnservedProtocol)},
 	}
 	if len(is) != 1 || !cmp.Equal(is[0].Ports, want) || *is[0].IPMode != corev1.LoadBalancerIPModeVIP {

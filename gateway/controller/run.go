@@ -312,10 +312,10 @@ type loop struct {
 
 // Reconcile handles one key.
 func (l *loop) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
-	switch {
-	case r.NamespacedName == syncKey:
+	switch r.NamespacedName {
+	case syncKey:
 		return l.sync(ctx)
-	case r.NamespacedName == resultsKey:
+	case resultsKey:
 		_ = l.Collect() // lanes have logged the error, and retry
 	}
 	switch {

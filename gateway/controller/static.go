@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,13 +17,14 @@ type static struct{ pools []*Pool }
 
 const staticSeparator = "_"
 
-func (s *static) ports(_ context.Context, held []string) (all []port, err error) {
+// ports returns the ports with the given ids.
+func (s *static) ports(held []string) (all []port) {
 	for _, id := range held {
 		if p, ok := s.parse(id); ok {
 			all = append(all, p)
 		}
 	}
-	return all, nil
+	return all
 }
 
 // parse returns the port of an id, if a pool has all its addresses. No other text is the id of that port.
@@ -56,7 +56,8 @@ func staticID(addrs []netip.Addr) string {
 	return strings.Join(texts, staticSeparator)
 }
 
-func (s *static) create(_ context.Context, r request, _ map[string]port, held []string) (port, error) {
+// create returns a new port. held are the ids of those that Services use.
+func (s *static) create(r request, held []string) (port, error) {
 	if err := s.checkFloatingIP(r.Pool.Name, r.Floating); err != nil {
 		return port{}, err
 	}
@@ -98,10 +99,6 @@ func firstFree(prefixes []netip.Prefix, f corev1.IPFamily, taken map[netip.Addr]
 		}
 	}
 	return netip.Addr{}, false
-}
-
-func (s *static) float(_ context.Context, p port, want service.FloatingIP) (port, error) {
-	return p, s.checkFloatingIP(p.Pool, want)
 }
 
 // checkFloatingIP refuses every floating IP: a list of addresses has none.

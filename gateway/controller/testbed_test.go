@@ -477,7 +477,7 @@ func addresses(s *corev1.Service) (all []string) {
 // portsNow returns all ports of all pools by id, as the cloud has them now.
 func (w *testbed) portsNow(ctx context.Context) (map[string]port, error) {
 	all := map[string]port{}
-	ports, err := w.list.ports(ctx, w.held())
+	ports, err := w.list.ports(w.held()), error(nil)
 	for _, src := range w.sources {
 		more, read := src.read(ctx)
 		ports, err = append(ports, more...), errors.Join(err, read)

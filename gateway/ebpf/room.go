@@ -112,8 +112,10 @@ func lacks(left, by, limits room) string {
 		left, by, limit int
 		what            string
 	}{
-		{left.frontends, by.frontends, limits.frontends, "ports of VIPs"}, {left.sources, by.sources, limits.sources, "source ranges"},
-		{left.backends, by.backends, limits.backends, "backends"}, {left.members, by.members, limits.members, "backends with session affinity"},
+		{left.frontends, by.frontends, limits.frontends, "ports of VIPs"},
+		{left.sources, by.sources, limits.sources, "source ranges"},
+		{left.backends, by.backends, limits.backends, "backends"},
+		{left.members, by.members, limits.members, "backends with session affinity"},
 	} {
 		if r.left < 0 {
 			return fmt.Sprintf("there is no room for %d more %s: a gateway has room for %d, of all Services together; use another group of gateways for some", r.by, r.what, r.limit)
