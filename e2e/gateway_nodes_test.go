@@ -24,7 +24,7 @@ gatewayController:
   enabled: true
   settings:
     cluster: nodes
-    pools: [{name: nodes, group: nodes, announce: vrrp, return: masquerade, addresses: [10.200.0.240/29]}]
+    pools: [{name: nodes, group: nodes, announce: vrrp, return: snat, addresses: [10.200.0.240/29]}]
 `
 
 const noneOnNodes = "gateway: {enabled: false}\ngatewayController: {enabled: false}\n"
