@@ -40,9 +40,10 @@ func TestUpgradeBroker(t *testing.T) {
 	if err := asAdmin.Update(t.Context(), scaled); err != nil {
 		t.Fatal(err)
 	}
+	left := metav1.NewTime(time.Now().Add(-2 * tombstoneLife))
 	gone := &v1alpha1.Member{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "older", Name: "gone"},
-		Spec:       v1alpha1.MemberSpec{ClusterID: "gone", ClusterSetID: "prod", LeftAt: new(metav1.NewTime(time.Now().Add(-2 * tombstoneLife)))},
+		Spec:       v1alpha1.MemberSpec{ClusterID: "gone", ClusterSetID: "prod", JoinTime: left, LeftAt: &left},
 	}
 	if err := asAdmin.Create(t.Context(), gone); err != nil {
 		t.Fatal(err)
