@@ -284,7 +284,7 @@ func (a *Agent) mend(ctx context.Context, c Component) desired.Faults {
 		a.cfg.Log.Warn("component drifted from the applied state; applying it again", "component", c.Name(), "err", desired.Faults(drift))
 		a.updateStats(func(s *Stats) { s.Drifts[c.Name()]++ })
 	}
-	// A state from the disk may have more than there is room for now.
+	// There may be less room than when the disk got this state.
 	serves, refused, err := settle(a.serves, nil, func(s *desired.State) error { return c.Apply(ctx, s) })
 	if err != nil {
 		return faultsOf(c, err)

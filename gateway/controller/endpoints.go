@@ -163,12 +163,14 @@ func (e *endpoints) missingPorts(m *mapped) string {
 	return fmt.Sprintf("spec.ports: ServiceImport %s has no %s, but %s; give the Service's ports the names of the import", m.want.Import, strings.Join(none, ", "), list(slicePorts(of)))
 }
 
-func list[T fmt.Stringer](all []T) string {
+func list[T fmt.Stringer](all []T) string { return joined(all, ", ") }
+
+func joined[T fmt.Stringer](all []T, separator string) string {
 	texts := make([]string, len(all))
 	for i, v := range all {
 		texts[i] = v.String()
 	}
-	return strings.Join(texts, ", ")
+	return strings.Join(texts, separator)
 }
 
 // pod is an endpoint as a backend, with its node.

@@ -33,11 +33,7 @@ const (
 
 // writeRecord returns the condition that records a port in the cloud.
 func writeRecord(p port) metav1.Condition {
-	texts := make([]string, len(p.VIPs))
-	for i, a := range p.VIPs {
-		texts[i] = a.String()
-	}
-	text := fmt.Sprintf("%s=%s %s=%s %s=%s", recordPort, p.ID, recordPool, p.Pool, recordAddresses, strings.Join(texts, ","))
+	text := fmt.Sprintf("%s=%s %s=%s %s=%s", recordPort, p.ID, recordPool, p.Pool, recordAddresses, joined(p.VIPs, ","))
 	if p.Floating.ID != "" {
 		text += fmt.Sprintf(" %s=%s/%s", recordFloatingIP, p.Floating.ID, p.Floating.Addr)
 	}

@@ -48,13 +48,7 @@ func (s *static) parse(id string) (port, bool) {
 	return p, id == staticID(p.VIPs) && (pair || len(p.VIPs) == 1)
 }
 
-func staticID(addrs []netip.Addr) string {
-	texts := make([]string, len(addrs))
-	for i, a := range addrs {
-		texts[i] = a.String()
-	}
-	return strings.Join(texts, staticSeparator)
-}
+func staticID(addrs []netip.Addr) string { return joined(addrs, staticSeparator) }
 
 // create returns a new port. held are the ids of those that Services use.
 func (s *static) create(r request, held []string) (port, error) {

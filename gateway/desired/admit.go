@@ -124,7 +124,8 @@ func (f *Frontend) l4() l4 { return l4{f.Protocol, f.Port} }
 func (f *Frontend) services() []string { return []string{f.Service} }
 
 // services returns the Services of a VIP, which are never nil.
-func (v *VIP) services() []string {
+// Services returns the Services of a VIP, sorted.
+func (v *VIP) Services() []string {
 	all := map[string]bool{}
 	for i := range v.Frontends {
 		all[v.Frontends[i].Service] = true

@@ -10,8 +10,8 @@ import (
 )
 
 // Parse reads a request, keeps b, and refuses one that is no request or whose hash does not match; State.Admit validates
-// the state. Decoding JSON dominates its cost, and few of a thousand VIPs change at a time: VIPs with the same JSON as in last, the request read
-// before, are reused. last may be nil.
+// the state. Decoding JSON dominates its cost, and few of a thousand VIPs change at a time: VIPs with the same JSON as in
+// last, the request read before, are reused. last may be nil.
 func Parse(b []byte, last *Request) (Request, error) {
 	var r Request
 	if last == nil {

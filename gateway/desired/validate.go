@@ -64,7 +64,7 @@ func (s *State) validate(have *State) (faults Faults, broken map[int]bool) {
 	broken = map[int]bool{}
 	for i := range s.VIPs {
 		vip := &s.VIPs[i]
-		broken[i] = v.item("vips", i, vip.services, func(v *validator) {
+		broken[i] = v.item("vips", i, vip.Services, func(v *validator) {
 			if v.address("addr", vip.Addr) {
 				if other, ok := seen[vip.Addr]; ok {
 					v.add("addr", "%s is vips[%d] too", vip.Addr, other)

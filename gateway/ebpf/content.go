@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -58,7 +57,7 @@ func (c *content) addVIP(at string, v *desired.VIP, m environment) (faults desir
 	case desired.Masquerade:
 		own, err := ownAddress(v, m)
 		if err != nil {
-			return desired.Faults{{Component: desired.ComponentBalancer, Field: at + ".return", Services: services(v), Message: err.Error()}}
+			return desired.Faults{{Component: desired.ComponentBalancer, Field: at + ".return", Services: v.Services(), Message: err.Error()}}
 		}
 		if own.IsValid() {
 			vip.Source = bpf.Addr16(own)
@@ -156,16 +155,6 @@ func ownAddress(v *desired.VIP, m environment) (own netip.Addr, first error) {
 		}
 	}
 	return netip.Addr{}, first
-}
-
-// services returns the Services of a VIP.
-func services(v *desired.VIP) (all []string) {
-	for i := range v.Frontends {
-		if name := v.Frontends[i].Service; !slices.Contains(all, name) {
-			all = append(all, name)
-		}
-	}
-	return all
 }
 
 func keyOf(v *desired.VIP, f *desired.Frontend) bpf.GatewayFrontendKey {
