@@ -123,14 +123,15 @@ func (f *Frontend) l4() l4 { return l4{f.Protocol, f.Port} }
 
 func (f *Frontend) services() []string { return []string{f.Service} }
 
-// services returns the Services of a VIP, which are never nil.
-// Services returns the Services of a VIP, sorted.
+// Services returns the Services of a VIP, sorted, never nil.
 func (v *VIP) Services() []string {
 	all := map[string]bool{}
 	for i := range v.Frontends {
 		all[v.Frontends[i].Service] = true
 	}
-	return slices.AppendSeq([]string{}, maps.Keys(all))
+	services := slices.AppendSeq([]string{}, maps.Keys(all))
+	slices.Sort(services)
+	return services
 }
 
 // Has reports whether a Service has a frontend.
