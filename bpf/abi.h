@@ -38,8 +38,7 @@ _Static_assert(sizeof(struct frontend_key) == 20, "frontend_key is 20 bytes");
 
 /* Flags of struct frontend. */
 enum frontend_flags {
-	FRONTEND_MAGLEV =
-		1, /* the slots are a Maglev table: the client's hash selects one instead of a random number */
+	FRONTEND_MAGLEV = 1, /* the slots are a Maglev table, the same on every machine */
 };
 
 /* Value of `frontends`. A frontend has slots 0 to count-1. With count 0 every client is refused. */

@@ -27,8 +27,9 @@
 /* The client of a VIP. */
 struct client {
 	__u8 addr[16] ADDR_ALIGNED; /* as in struct affinity_key; only read if the frontend has session affinity */
-	__u32 hash;		    /* selects the slot: a hash of the flow, or random. For a Maglev frontend on the
-				       packet path it depends on the packet alone, so that every machine agrees */
+	/* Selects the slot. On the packet path it depends on the packet alone: machines agree on a Maglev frontend, and
+	 * an evicted flow finds its backend again. */
+	__u32 hash;
 };
 
 /* Finds the frontend of a VIP. The ClusterSet's ranges are only looked up after a miss. */

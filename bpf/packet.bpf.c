@@ -344,7 +344,7 @@ static __noinline struct backend *find_backend(const struct packet *p, bool adop
 		return NULL;
 	}
 	__builtin_memcpy(client.addr, p->key.client, sizeof(client.addr));
-	client.hash = fe->flags & FRONTEND_MAGLEV ? hash_u64(hash_address(client.addr) ^ ports) : bpf_get_prandom_u32();
+	client.hash = hash_u64(hash_address(client.addr) ^ ports);
 	return choose_backend(&vip, fe, &client, choice);
 }
 

@@ -1587,57 +1587,66 @@ func TestPacketHalfEvicted(t *testing.T) {
 	})
 }
 
-// Session affinity identifies a client by its address. Maglev depends on the packet alone.
+// The choice depends on the packet alone: a flow whose entries were evicted finds its backend again, and nodes agree on a Maglev
+// table. Session affinity identifies a client by its address.
 func TestPacketChoice(t *testing.T) {
 	s := sides["IPv4"]
 	backends := make([]netip.AddrPort, 20)
 	for i := range backends {
 		backends[i] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 1, byte(i)}), 8080)
 	}
-	met := func(p *path, clients int) map[netip.AddrPort]int {
+	serving := func(t *testing.T) *path {
 		t.Helper()
-		got := map[netip.AddrPort]int{}
-		for i := range clients {
+		p := newPath(t)
+		p.serve(1, udp, s.vip, backends...)
+		return p
+	}
+	// chosen returns the backends of n flows.
+	chosen := func(p *path, n int) (got []netip.AddrPort) {
+		t.Helper()
+		for i := range n {
 			f := s.opening(udp).from(netip.AddrPortFrom(s.client.Addr(), uint16(5000+i)))
 			p.run(bpf.ProgFromClient, f.bytes())
 			c := p.entry(connKey(f.src, s.vip, udp, 0))
-			got[netip.AddrPortFrom(bpf.AddrOf(c.Addr), c.ServerPort)]++
+			got = append(got, netip.AddrPortFrom(bpf.AddrOf(c.Addr), c.ServerPort))
 		}
 		return got
 	}
+	distinct := func(got []netip.AddrPort) int {
+		return len(slices.Compact(slices.SortedFunc(slices.Values(got), netip.AddrPort.Compare)))
+	}
 	front := bpf.FrontendKey{Addr: bpf.Addr16(s.vip.Addr()), Port: s.vip.Port(), Proto: udp}
-	t.Run("random", func(t *testing.T) {
-		p := newPath(t)
-		p.serve(1, udp, s.vip, backends...)
-		if got := met(p, 400); len(got) != len(backends) {
-			t.Errorf("400 flows reached %d of %d backends", len(got), len(backends))
+	t.Run("evicted", func(t *testing.T) {
+		p := serving(t)
+		before := chosen(p, 400)
+		if n := distinct(before); n != len(backends) {
+			t.Errorf("400 flows reached %d of %d backends", n, len(backends))
+		}
+		p.clearFlows()
+		if !slices.Equal(before, chosen(p, 400)) {
+			t.Error("evicted flows have other backends")
 		}
 		var svc bpf.Service
-		if err := p.coll.Maps[bpf.MapServices].Lookup(uint32(1), &svc); err != nil || svc.Chosen != 400 {
-			t.Errorf("%d choices counted, %v, want 400", svc.Chosen, err)
+		if err := p.coll.Maps[bpf.MapServices].Lookup(uint32(1), &svc); err != nil || svc.Chosen != 800 {
+			t.Errorf("%d choices counted, %v, want 800", svc.Chosen, err)
 		}
 	})
 	t.Run("affinity", func(t *testing.T) {
-		p := newPath(t)
-		p.serve(1, udp, s.vip, backends...)
+		p := serving(t)
 		p.put("frontends", front, bpf.Frontend{Id: 1, Count: 20, Service: 1, Affinity: 100})
-		if got := met(p, 100); len(got) != 1 {
-			t.Errorf("one client reached %d backends", len(got))
+		if n := distinct(chosen(p, 100)); n != 1 {
+			t.Errorf("one client reached %d backends", n)
 		}
 	})
 	t.Run("Maglev", func(t *testing.T) {
-		want := map[netip.AddrPort]int{}
-		for i := range 2 {
-			p := newPath(t)
-			p.serve(1, udp, s.vip, backends...)
+		var nodes [2][]netip.AddrPort
+		for i := range nodes {
+			p := serving(t)
 			p.put("frontends", front, bpf.Frontend{Id: 1, Count: 20, Service: 1, Flags: bpf.FrontendMaglev})
-			got := met(p, 200)
-			if i == 0 {
-				want = got
-			}
-			if diff := cmp.Diff(want, got); diff != "" || len(got) != len(backends) {
-				t.Errorf("two nodes differ, or only %d backends are used:\n%s", len(got), diff)
-			}
+			nodes[i] = chosen(p, 200)
+		}
+		if !slices.Equal(nodes[0], nodes[1]) || distinct(nodes[0]) != len(backends) {
+			t.Errorf("two nodes differ, or do not use all of %d backends:\n%v\n%v", len(backends), nodes[0], nodes[1])
 		}
 	})
 }

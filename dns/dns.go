@@ -99,7 +99,7 @@ type Budget = server.Budget
 
 // DefaultLimits are generous for any workload that fits on one node, and low for clients that are refused.
 var DefaultLimits = Limits{
-	Rate: 50_000, Refusals: Budget{All: 200, Each: 20},
+	Rate: 50_000, Amplified: 1000, Refusals: Budget{All: 200, Each: 20},
 	Pods: Budget{All: 8192, Each: 256}, Neighbours: Budget{All: 1024, Each: 256}, Strangers: Budget{All: 64, Each: 4},
 	Unread: Budget{All: 256, Each: 16},
 }

@@ -235,6 +235,47 @@ func TestStrangers(t *testing.T) {
 	pods(t, at)
 }
 
+// Questions with the forged address of a pod or node have it get few answers that are much longer than the questions. The others are
+// truncated: the pod itself would ask again over TCP.
+func TestAmplification(t *testing.T) {
+	const asked, limit = 1000, 10
+	node := netip.MustParseAddrPort("127.0.0.2:0")
+	s, _ := startWith(t, dns.Config{Listen: []netip.AddrPort{node}, Guarded: []netip.AddrPort{node}, Limits: dns.Limits{Amplified: limit}})
+	var many []string
+	for i := range 20 {
+		many = append(many, fmt.Sprintf("10.0.0.%d", 1+i))
+	}
+	if err := s.Sync(t.Context(), hello(many...)); err != nil {
+		t.Fatal(err)
+	}
+	s.SetClients([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, true)
+	victim := stranger{t, 1, s.Status().Listen[0]}
+	question := pack(t, "hello.demo.svc.clusterset.local.", wire.TypeA, nil)
+	begin, long := time.Now(), 0
+	const each = 100 // a receive buffer holds their answers
+	for range asked / each {
+		answers := victim.udp(victim.address(0, 1), question, each, 20*time.Second)
+		if len(answers) != each {
+			t.Fatalf("%d answers to %d questions", len(answers), each)
+		}
+		for _, a := range answers {
+			switch truncated := a[2]&2 != 0; {
+			case len(a) > 3*len(question):
+				long++
+			case !truncated || len(a) > len(question):
+				t.Fatalf("an answer of %d bytes, truncated %t", len(a), truncated)
+			}
+		}
+	}
+	sockets, seconds := 8, int(time.Since(begin)/time.Second)+2
+	if long < limit || long > limit*sockets*seconds || s.Status().Counts.Limited != uint64(asked-long) {
+		t.Errorf("%d of %d answers are long, in %d s; %d are counted as limited", long, asked, seconds, s.Status().Counts.Limited)
+	}
+	if have := askFrom(t, "tcp", "127.0.5.1", s.Status().Listen[0]); len(have) != 1+len(many) {
+		t.Errorf("over TCP: %s", have)
+	}
+}
+
 // refusedConnections waits until the server has accepted a connection of each share, and returns its counts.
 func refusedConnections(t *testing.T, s *dns.Server) map[string]uint64 {
 	t.Helper()

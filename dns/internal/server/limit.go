@@ -16,6 +16,10 @@ type Limits struct {
 	// each CPU. Above the rate, every second answer is truncated, so that the client retries over TCP, and the others are
 	// dropped.
 	Rate int
+	// Amplified is the number of answers per second, of those longer than three times their question (as in RFC 9000 section
+	// 8.1), that a client of another machine gets over UDP from one socket. Its further ones are truncated: whoever forges its
+	// address cannot use the server to flood it. Zero means no limit.
+	Amplified int
 	// Refusals is the number of REFUSED answers per second to strangers over UDP: to all of them, and to a /24 or /48 from one
 	// socket. Their other questions are dropped.
 	Refusals Budget

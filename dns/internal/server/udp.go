@@ -58,6 +58,9 @@ func (c *udpSocket) drain() {
 	_ = c.SetReadDeadline(time.Now().Add(drainTime)) // fails only on a closed socket
 }
 
+// amplification is how many times longer than its question an answer is that counts as amplified.
+const amplification = 3
+
 // slip is the fraction of answers above the rate limit that are truncated rather than dropped: one in slip.
 const slip = 2
 
@@ -70,6 +73,7 @@ type udpWorker struct {
 	responder responder
 	clock     clock
 	limit     rateLimit
+	amplified rateLimit // answers to other machines that are much longer than their questions
 	refusals  rateLimit // REFUSED answers to strangers
 	rotation  uint32
 	asked     uint64 // questions, for the sampled log
@@ -83,6 +87,9 @@ func (s *Server) serveUDP(ctx context.Context, socket *udpSocket) error {
 	}
 	w := &udpWorker{server: s, socket: socket, batch: b, rotation: rand.Uint32(), asked: rand.Uint64()}
 	w.limit.per, w.limit.rate = perClient, int32(s.Limits.Rate)
+	if socket.audience != toPods {
+		w.amplified.per, w.amplified.rate = perClient, int32(s.Limits.Amplified)
+	}
 	w.refusals.per, w.refusals.rate = perBlock, int32(s.Limits.Refusals.Each)
 	var since, drains int // questions since the read deadline was set, and how often it was extended
 	for {
@@ -120,7 +127,8 @@ func (w *udpWorker) answer(i int) []byte {
 	if !w.server.serves(w.socket.audience, peer.Addr()) {
 		return w.refuse(query, peer)
 	}
-	if !w.limit.allows(peer.Addr(), w.clock.now()) {
+	second := w.clock.now()
+	if !w.limit.allows(peer.Addr(), second) {
 		w.socket.limited.Add(1)
 		if w.limit.every(peer.Addr(), slip) {
 			return r.truncated(query)
@@ -132,6 +140,10 @@ func (w *udpWorker) answer(i int) []byte {
 		answer = r.respond(w.server.Zone(), query, overUDP, w.rotation)
 	} else {
 		answer = r.tooLong(query)
+	}
+	if len(answer) > amplification*len(query) && !w.amplified.allows(peer.Addr(), second) {
+		w.socket.limited.Add(1)
+		return r.truncated(query)
 	}
 	w.socket.count(r.last, answer != nil)
 	if w.server.Sample > 0 {
