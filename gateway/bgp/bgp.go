@@ -167,7 +167,7 @@ func (s *Speaker) addPeers(ctx context.Context, want map[netip.Addr]neighbour) e
 			}
 			return err
 		}
-		have.bfdFirst, have.held = bfdFirst, bfdFirst
+		have.bfdFirst, have.held, have.addedHeld = bfdFirst, bfdFirst, bfdFirst
 	}
 	return nil
 }

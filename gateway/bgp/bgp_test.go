@@ -9,6 +9,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/isthmus-net/isthmus/gateway/agent"
@@ -230,6 +231,62 @@ func (l *lab) neighbour(t *testing.T, gateway int) neighbour {
 		t.Fatalf("what bgpd knows of gateway %d: %v, %s", gateway, err, out)
 	}
 	return all[addr]
+}
+
+// A peer that sends more routes than a gateway allows loses its session, which says so. The other gateway keeps its own. With a higher limit
+// there is a session at once.
+func TestTooManyRoutes(t *testing.T) {
+	t.Parallel()
+	var networks []netip.Prefix
+	for i := range byte(30) {
+		networks = append(networks, netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, 8 * i}), 29))
+	}
+	l := newLab(t, frr.Config{Networks: networks}, frr.Peer{})
+	limited := func(most uint32) *desired.State {
+		s := state(0, 0)
+		s.BGP.Peers[0].MaxPrefixes = most
+		return s
+	}
+	l.Start(t, 0, freshStart, limited(20))
+	l.Start(t, 1, freshStart, state(1, 0))
+	announcertest.Eventually(t, func() string {
+		_, drift, err := l.Announcers[0].Status()
+		if err != nil || len(drift) != 1 || !strings.Contains(drift[0].Message, "it sent more than 20 routes of one address family") {
+			return fmt.Sprintf("drift %v, %v", drift, err)
+		}
+		return ""
+	})
+	l.awaitRoutes(t, vip, 1)
+	l.Apply(t, 0, limited(40))
+	l.awaitRoutes(t, vip, 0, 1)
+	if n := l.sessions(t, 1); n != 1 {
+		t.Errorf("the other gateway had %d sessions, want one", n)
+	}
+}
+
+// With TTL security packets come from no farther away than the peer. A router without it sends with a TTL of 1, as from a distance: it
+// has no session.
+func TestTTLSecurity(t *testing.T) {
+	t.Parallel()
+	secure := state(0, 0)
+	secure.BGP.Peers[0].TTLSecurity = 1
+	for name, hops := range map[string]int{"on the link": 1, "from a distance": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, frr.Config{}, frr.Peer{Hops: hops})
+			l.Start(t, 0, freshStart, secure)
+			if hops == 1 {
+				l.awaitRoutes(t, vip, 0)
+				return
+			}
+			l.Start(t, 1, freshStart, state(1, 0))
+			l.awaitRoutes(t, vip, 1)
+			_, drift, err := l.Announcers[0].Status()
+			if err != nil || len(drift) != 1 || l.neighbour(t, 0).Established > 0 {
+				t.Errorf("drift %v, %v; %d sessions", drift, err, l.neighbour(t, 0).Established)
+			}
+		})
+	}
 }
 
 // A state that fails in the middle changes nothing.

@@ -53,7 +53,10 @@ func (s *Speaker) onEvent(ctx context.Context, e event) error {
 		s.log.Info("session is up", "peer", e.peer)
 	}
 	if before && !n.established {
-		s.log.Info("session is down", "peer", e.peer, "reason", e.reason)
+		if e.flooded {
+			n.flooded = time.Now()
+		}
+		s.log.Info("session is down", "peer", e.peer, "reason", e.reason, "tooManyRoutes", e.flooded)
 		if err := s.redial(ctx, e.peer, n); err != nil {
 			return err
 		}
@@ -61,13 +64,14 @@ func (s *Speaker) onEvent(ctx context.Context, e event) error {
 	return s.evaluate(ctx)
 }
 
-// redial restarts a session: gobgp would wait five seconds before it dials again.
+// redial restarts a session: gobgp would wait five seconds before it dials again. A peer that sent too many routes waits.
 func (s *Speaker) redial(ctx context.Context, a netip.Addr, n *session) error {
 	if err := s.server.deletePeer(ctx, a); err != nil {
 		return err
 	}
-	n.bfd, n.bfdFirst = noBFD, false
-	if err := s.server.addPeer(ctx, a, s.have.peers[a], false, false); err != nil {
+	wait := !n.flooded.IsZero()
+	n.bfd, n.bfdFirst, n.held, n.addedHeld = noBFD, false, wait, wait
+	if err := s.server.addPeer(ctx, a, s.have.peers[a], false, wait); err != nil {
 		delete(s.have.peers, a) // reported as drift; the next Apply adds it again
 		delete(s.sessions, a)
 		return err
@@ -189,7 +193,7 @@ func (s *Speaker) evaluateBFD(ctx context.Context, now time.Time) error {
 		}
 		// A change of timers is a stop, and a start at the next poll.
 		on = on && have.bfd == noBFD
-		if err := s.server.setBFD(ctx, a, n, on, have.bfdFirst); err != nil {
+		if err := s.server.setBFD(ctx, a, n, on, have.addedHeld); err != nil {
 			return err
 		}
 		have.bfd, have.bfdUp = noBFD, false

@@ -32,6 +32,8 @@ type neighbour struct {
 	port     uint16 // 0: 179
 	password string
 	hold     time.Duration
+	hops     uint8         // packets from farther away are dropped; 0: none are
+	most     uint32        // routes of a family that it may send
 	restart  time.Duration // graceful restart; 0: none
 	bfd      desired.BFD   // zero: none
 }
@@ -58,6 +60,9 @@ func equal(a, b *uint32) bool {
 // defaultHold is the hold time of peers without one.
 const defaultHold = 9 * time.Second
 
+// defaultMost is the number of routes of a family that a peer may send without MaxPrefixes.
+const defaultMost = 10_000
+
 // newPlan returns the plan of a state, nil if the state has no BGP, or everything that is wrong with it.
 func newPlan(s *desired.State) (*plan, error) {
 	if s == nil || s.BGP == nil {
@@ -83,7 +88,8 @@ func newPlan(s *desired.State) (*plan, error) {
 		}
 		n := neighbour{
 			asn: have.ASN, port: have.Port, password: have.Password,
-			hold:    cmp.Or(time.Duration(have.HoldTime)*time.Second, defaultHold),
+			hold: cmp.Or(time.Duration(have.HoldTime)*time.Second, defaultHold),
+			hops: have.TTLSecurity, most: cmp.Or(have.MaxPrefixes, defaultMost),
 			restart: time.Duration(s.BGP.GracefulRestart) * time.Second,
 		}
 		if have.BFD != nil {

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -150,6 +151,22 @@ func TestMayBegin(t *testing.T) {
 		if have := s.mayBegin(tt.n, now); have != tt.want {
 			t.Errorf("%s: %t, want %t", name, have, tt.want)
 		}
+	}
+}
+
+// A peer that sent too many routes has no session for a minute, whatever else holds.
+func TestFloodedPeerRests(t *testing.T) {
+	t.Parallel()
+	begin := time.Now()
+	s := &session{flooded: begin, held: true, addedHeld: true}
+	for after, want := range map[time.Duration]bool{0: false, 59 * time.Second: false, time.Minute: true} {
+		if have := s.mayBegin(neighbour{}, begin.Add(after)); have != want {
+			t.Errorf("after %s: %t", after, have)
+		}
+	}
+	s.update(true, [2]bool{}, "", begin)
+	if why := s.downReason(neighbour{}, 1); !s.flooded.IsZero() || strings.Contains(why, "routes") {
+		t.Errorf("of a new session: %q", why)
 	}
 }
 

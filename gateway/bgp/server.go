@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -44,6 +45,7 @@ type event struct {
 	established bool
 	families    [2]bool
 	reason      string // why the session is not established
+	flooded     bool   // it was ended because the peer sent too many routes
 }
 
 // startServer starts gobgp, which dials and does not listen. It calls onEvent for one event at a time until ctx ends.
@@ -93,6 +95,7 @@ func (g *bgpServer) watch(ctx context.Context, onEvent func(event)) error {
 			}
 			state := e.Peer.State
 			ev := event{peer: state.NeighborAddress, established: state.SessionState == packet.BGP_FSM_ESTABLISHED}
+			ev.flooded = state.AdminState == api.PeerState_ADMIN_STATE_PFX_CT
 			// Only a session that ended has a reason. The steps of a session that starts also set one.
 			switch state.DisconnectReason {
 			case api.PeerState_DISCONNECT_REASON_UNSPECIFIED, api.PeerState_DISCONNECT_REASON_IDLE_TIMER_EXPIRED:
@@ -247,8 +250,14 @@ func apiPeer(a netip.Addr, n neighbour, bfd, held bool) *api.Peer {
 		Transport: &api.Transport{RemotePort: uint32(n.port)},
 		Timers:    &api.Timers{Config: &api.TimersConfig{HoldTime: hold, KeepaliveInterval: hold / 3, ConnectRetry: 1, IdleHoldTimeAfterReset: 1}},
 	}
+	if n.hops > 0 {
+		p.TtlSecurity = &api.TtlSecurity{Enabled: true, TtlMin: math.MaxUint8 + 1 - uint32(n.hops)}
+	}
 	for i := range families {
-		f := &api.AfiSafi{Config: &api.AfiSafiConfig{Family: apiFamily(i), Enabled: true}}
+		f := &api.AfiSafi{
+			Config:       &api.AfiSafiConfig{Family: apiFamily(i), Enabled: true},
+			PrefixLimits: &api.PrefixLimit{Family: apiFamily(i), MaxPrefixes: n.most},
+		}
 		if n.restart > 0 {
 			f.MpGracefulRestart = &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}}
 		}

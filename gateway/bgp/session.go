@@ -37,9 +37,14 @@ type session struct {
 	// bfdFirst says that the session starts only when BFD is up. The peer's BFD went down when the predecessor ended.
 	// During graceful restart the peer ignores that (RFC 5882, 4.3.2), but afterwards it would end the new session.
 	bfdFirst bool
-	// held says that bfdFirst delays the start.
-	held bool
+	// flooded is the time when the session ended because the peer sent too many routes, and zero once it is up again.
+	flooded time.Time
+	// held says that bfdFirst or flooded delays the start, and addedHeld that it did when gobgp got the peer.
+	held, addedHeld bool
 }
+
+// floodRest is how long a peer that sent too many routes has no session.
+const floodRest = time.Minute
 
 // noBFD is the configuration of a peer without BFD.
 var noBFD desired.BFD
@@ -54,7 +59,7 @@ func (s *session) update(established bool, families [2]bool, reason string, now 
 	}
 	s.established, s.unsynced, s.since, s.families = established, established, now, families
 	if established {
-		s.endReason = ""
+		s.endReason, s.flooded = "", time.Time{}
 		return
 	}
 	s.endReason = reason
@@ -86,6 +91,9 @@ func (s *session) wantsBFD(n neighbour, now time.Time) bool {
 
 // mayBegin reports whether a held session may start.
 func (s *session) mayBegin(n neighbour, now time.Time) bool {
+	if !s.flooded.IsZero() {
+		return now.Sub(s.flooded) >= floodRest
+	}
 	return s.bfdUp || n.bfd == noBFD || now.Sub(s.since) >= n.restart/restartFraction
 }
 
@@ -114,6 +122,8 @@ func (s *session) downReason(n neighbour, asn uint32) string {
 		port = 179
 	}
 	switch why, known := endReasons[s.endReason]; {
+	case !s.flooded.IsZero():
+		return fmt.Sprintf("no session: it sent more than %d routes of one address family, and this gateway uses none: filter them there, or raise maxPrefixes", n.most)
 	case strings.Contains(why, "%d"):
 		return "no session: " + fmt.Sprintf(why, asn)
 	case known:

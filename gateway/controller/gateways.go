@@ -211,7 +211,10 @@ func (w *worker) bgp(ctx context.Context, b *v1alpha1.BGP) (*desired.BGP, error)
 		if err != nil {
 			return nil, fmt.Errorf("spec.bgp.peers[%d].address: %w", i, err)
 		}
-		peer := desired.Peer{Addr: addr, Port: uint16(p.Port), ASN: uint32(p.ASN), HoldTime: uint16(p.HoldTime)}
+		peer := desired.Peer{
+			Addr: addr, Port: uint16(p.Port), ASN: uint32(p.ASN), HoldTime: uint16(p.HoldTime),
+			TTLSecurity: uint8(p.TTLSecurity), MaxPrefixes: uint32(p.MaxPrefixes),
+		}
 		if p.BFD != nil {
 			peer.BFD = &desired.BFD{IntervalMillis: uint32(p.BFD.IntervalMillis), Multiplier: uint8(p.BFD.Multiplier)}
 		}

@@ -163,7 +163,11 @@ type Peer struct {
 	ASN      uint32     `json:"asn"`
 	Password string     `json:"password,omitempty"` // RFC 2385 (MD5)
 	HoldTime uint16     `json:"holdTime,omitempty"` // seconds; 0: 9
-	BFD      *BFD       `json:"bfd,omitempty"`
+	// TTLSecurity is the number of hops to the peer, if packets from farther away are dropped (RFC 5082); 0: they are not.
+	TTLSecurity uint8 `json:"ttlSecurity,omitempty"`
+	// MaxPrefixes is the number of routes of a family that the peer may send; 0: 10,000.
+	MaxPrefixes uint32 `json:"maxPrefixes,omitempty"`
+	BFD         *BFD   `json:"bfd,omitempty"`
 }
 
 // BFD configures bidirectional forwarding detection with a peer (RFC 5881). Routes are announced only while it is up.

@@ -65,6 +65,7 @@ func TestValidate(t *testing.T) {
 		"bgp.peers[0].addr":                       func(s *State) { s.BGP.Peers[0].Addr = netip.Addr{} },
 		"bgp.peers[0].asn":                        func(s *State) { s.BGP.Peers[0].ASN = 0 },
 		"bgp.peers[0].holdTime":                   func(s *State) { s.BGP.Peers[0].HoldTime = 2 },
+		"bgp.peers[0].ttlSecurity":                func(s *State) { s.BGP.Peers[0].TTLSecurity = 255 },
 		"bgp.peers[0].password":                   func(s *State) { s.BGP.Peers[0].Password = strings.Repeat("x", 81) },
 		"bgp.peers[0].bfd.intervalMillis":         func(s *State) { s.BGP.Peers[0].BFD.IntervalMillis = 1 },
 		"bgp.peers[0].bfd.multiplier":             func(s *State) { s.BGP.Peers[0].BFD.Multiplier = 0 },

@@ -264,6 +264,9 @@ func (v *validator) bgp(b *BGP) {
 		if p.HoldTime > 0 && p.HoldTime < 3 {
 			v.add(at+".holdTime", "is %d; RFC 4271 allows 3 seconds or more", p.HoldTime)
 		}
+		if p.TTLSecurity == 255 {
+			v.add(at+".ttlSecurity", "is 255; there are 254 hops at most")
+		}
 		if len(p.Password) > 80 {
 			v.add(at+".password", "is longer than 80 characters, which the kernel allows")
 		}

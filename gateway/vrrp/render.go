@@ -66,6 +66,8 @@ func (r *role) render() []byte {
 		line("  vrrp_version 3")
 		line("  vrrp_garp_master_delay 1") // seconds until a new master sends gratuitous ARP again
 		line("  vrrp_garp_master_repeat 2")
+		line("  vrrp_rt_priority 1")         // its backups miss it on a busy CPU otherwise; without CAP_SYS_NICE it only logs that
+		line("  vrrp_rlimit_rttime 1000000") // us that it may run without a pause, for large configurations
 	})
 	c := r.config
 	block("", "vrrp_instance isthmus", func() {
@@ -79,8 +81,8 @@ func (r *role) render() []byte {
 		} else {
 			line("  unicast_src_ip %s", c.Source)
 			block("  ", "unicast_peer", func() {
-				for _, p := range c.Peers {
-					line("    %s", p)
+				for _, p := range c.Peers { // which is on the link (RFC 9568, 5.1.1.3): nobody else has the name of a peer
+					line("    %s min_ttl 255", p)
 				}
 			})
 		}

@@ -30,6 +30,8 @@ global_defs {
   vrrp_version 3
   vrrp_garp_master_delay 1
   vrrp_garp_master_repeat 2
+  vrrp_rt_priority 1
+  vrrp_rlimit_rttime 1000000
 }
 vrrp_instance isthmus {
   state BACKUP
@@ -39,7 +41,7 @@ vrrp_instance isthmus {
   advert_int 0.30
   unicast_src_ip 10.99.0.11
   unicast_peer {
-    10.99.0.12
+    10.99.0.12 min_ttl 255
   }
   virtual_ipaddress {
     169.254.255.51/32 dev lo

@@ -2,6 +2,7 @@ package vrrp_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
@@ -10,11 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/desired"
@@ -262,6 +266,60 @@ func TestSingleGateway(t *testing.T) {
 	l.begin(t, 1, vip, vip6)
 	l.Apply(t, 0, state(0, vip, vip6))
 	l.handsOver(t, vip, vip6)
+}
+
+// A master believes no advertisement of a higher priority from an address that is no peer's, nor one in a peer's name that a router has
+// forwarded. Its backup believes none either.
+func TestForgedAdvertisements(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		source netip.Addr
+		ttl    byte
+	}{"from a stranger": {edge.Router[0], 255}, "from a distance": {edge.Gateways[1][0], 254}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newPair(t)
+			send := l.advertise(t, c.source, edge.Gateways[0][0], c.ttl)
+			tick := time.NewTicker(50 * time.Millisecond)
+			defer tick.Stop()
+			for range 40 { // longer than a backup waits for its master
+				<-tick.C
+				if err := send(); err != nil {
+					t.Fatal(err)
+				}
+				if has, err := l.Has(0, vip); err != nil || !has {
+					t.Fatalf("the master has the VIP: %t, %v", has, err)
+				}
+			}
+			l.awaitHolder(t, 0, vip, vip6)
+		})
+	}
+}
+
+// advertise returns a function that sends an advertisement of the highest priority (RFC 9568 section 5.2) from the router.
+func (l *lab) advertise(t *testing.T, source, to netip.Addr, ttl byte) (send func() error) {
+	t.Helper()
+	const vrrpProtocol = 112
+	anchor := netip.MustParseAddr("169.254.255.51")
+	message := []byte{0x31, 51, 255, 1, 0, 30, 0, 0}
+	message = append(message, anchor.AsSlice()...)
+	pseudo := slices.Concat(source.AsSlice(), to.AsSlice(), []byte{0, vrrpProtocol, 0, byte(len(message))}, message)
+	sum := uint32(0)
+	for i := 0; i < len(pseudo); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(pseudo[i:]))
+	}
+	sum = sum>>16 + sum&0xffff
+	binary.BigEndian.PutUint16(message[6:], ^uint16(sum>>16+sum))
+	packet := slices.Concat([]byte{0x45, 0xc0, 0, byte(20 + len(message)), 0, 0, 0, 0, ttl, vrrpProtocol, 0, 0}, source.AsSlice(), to.AsSlice(), message)
+	var fd int
+	if err := l.Router.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	return func() error { return unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: to.As4()}) }
 }
 
 // Without a peer that takes the VIPs, a master withdraws them all the same.

@@ -116,6 +116,16 @@ type Peer struct {
 	// HoldTime is in seconds; 0: 9.
 	// +kubebuilder:validation:XValidation:rule="self == 0 || self >= 3 && self <= 65535",message="must be 3 to 65535 seconds, or 0 for the default"
 	HoldTime int32 `json:"holdTime,omitempty"`
+	// TTLSecurity is the number of hops to the peer, 1 on the same link: packets from farther away are dropped (RFC 5082, GTSM).
+	// The peer needs the same setting. 0: not checked.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=254
+	TTLSecurity int32 `json:"ttlSecurity,omitempty"`
+	// MaxPrefixes is the number of routes of one address family that the peer may send; 0: 10000. The gateway uses none, but they
+	// take its memory. Beyond it the session ends, and begins again a minute later.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000000
+	MaxPrefixes int32 `json:"maxPrefixes,omitempty"`
 	// BFD detects a dead gateway within the product of its two numbers. Routes are announced only while it is up.
 	BFD *BFD `json:"bfd,omitempty"`
 }

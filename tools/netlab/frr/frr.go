@@ -30,6 +30,8 @@ type Config struct {
 	Peers    []Peer
 	// Paths is the maximum number of equal-cost routes; 0: one.
 	Paths int
+	// Networks are announced to the peers.
+	Networks []netip.Prefix
 	// Followers are routes that follow those to VIPs.
 	Followers []Follower
 }
@@ -50,6 +52,8 @@ type Peer struct {
 	Password string
 	// BFDMillis is the interval of BFD packets, of which three may be lost; 0: no BFD.
 	BFDMillis int
+	// Hops is the number of hops to the neighbour, if packets from farther away are dropped; 0: they are not.
+	Hops int
 	// Hold is the hold time that the router proposes, 9 s by default. The shorter one of both ends counts.
 	Hold time.Duration
 }
@@ -215,6 +219,9 @@ func (c Config) bgp() string {
 		if p.Password != "" {
 			line(" neighbor %s password %s", p.Addr, p.Password)
 		}
+		if p.Hops > 0 {
+			line(" neighbor %s ttl-security hops %d", p.Addr, p.Hops)
+		}
 		if p.BFDMillis > 0 {
 			line(" neighbor %s bfd 3 %d %d", p.Addr, p.BFDMillis, p.BFDMillis)
 		}
@@ -222,6 +229,11 @@ func (c Config) bgp() string {
 	for _, family := range []string{"ipv4", "ipv6"} {
 		line(" address-family %s unicast", family)
 		line("  maximum-paths %d", max(c.Paths, 1))
+		for _, n := range c.Networks {
+			if n.Addr().Is4() == (family == "ipv4") {
+				line("  network %s", n)
+			}
+		}
 		for _, p := range c.Peers {
 			line("  neighbor %s activate", p.Addr)
 			line("  neighbor %s soft-reconfiguration inbound", p.Addr)
