@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"sigs.k8s.io/yaml"
@@ -130,7 +131,7 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server, err := newServer(ctx, s, is, log)
+	server, err := newServer(ctx, s, is, log, own.Metrics()...)
 	if err != nil {
 		return err
 	}
@@ -169,8 +170,8 @@ func cloudOf(s settings, c controller.Settings) (controller.Cloud, error) {
 	return openstack.New(openstack.Config{Cloud: s.cloud, File: s.clouds, Cluster: c.Cluster, Timeout: s.timeout})
 }
 
-// newServer returns the server of probes and metrics.
-func newServer(ctx context.Context, s settings, c *controller.Controller, log *slog.Logger) (*httpserver.Server, error) {
+// newServer returns the server of probes and metrics, with more of them.
+func newServer(ctx context.Context, s settings, c *controller.Controller, log *slog.Logger, more ...prometheus.Collector) (*httpserver.Server, error) {
 	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return nil, err
@@ -185,7 +186,7 @@ func newServer(ctx context.Context, s settings, c *controller.Controller, log *s
 		}
 		return nil
 	}
-	server, err := cli.NewServer(listener, s.http, local, status.GatewayControllerAudience, waiting, log)
+	server, err := cli.NewServer(listener, s.http, local, status.GatewayControllerAudience, waiting, log, more...)
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}

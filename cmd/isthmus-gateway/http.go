@@ -29,7 +29,7 @@ func (g *gateway) httpServer(l net.Listener, more ...prometheus.Collector) *http
 	}
 	server := httpserver.New(c)
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(more...)
+	registry.MustRegister(append(more, g.certs.Metrics()...)...)
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		metrics{g.agent.Stats, g.exchange.Stats}, server.Metrics(), version.Metric())
 	server.Probe("/readyz", func() []string {
@@ -55,9 +55,32 @@ func metricsOf(b balancer) []prometheus.Collector {
 	if !ok {
 		return nil
 	}
-	return []prometheus.Collector{prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "isthmus_gateway_xdp_packets_total", Help: "Packets that XDP programs sent from the driver.",
-	}, func() float64 { return float64(with.Sent()) })}
+	return []prometheus.Collector{
+		refusals(with.Refusals),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "isthmus_gateway_xdp_packets_total", Help: "Packets that XDP programs sent from the driver.",
+		}, func() float64 { return float64(with.Sent()) }),
+	}
+}
+
+// refusals exports the packets that a balancer refused or dropped, read at each scrape.
+type refusals func() (map[ebpf.Refusal]uint64, error)
+
+var metricRefusedPackets = prometheus.NewDesc("isthmus_gateway_refused_packets_total",
+	"Packets that were refused or dropped, by Service (none for a packet of no Service, and for removed ones) and reason.", []string{"service", "reason"}, nil)
+
+// Describe implements prometheus.Collector.
+func (refusals) Describe(ch chan<- *prometheus.Desc) { ch <- metricRefusedPackets }
+
+// Collect implements prometheus.Collector.
+func (r refusals) Collect(ch chan<- prometheus.Metric) {
+	counts, err := r()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(metricRefusedPackets, err)
+	}
+	for key, n := range counts {
+		ch <- prometheus.MustNewConstMetric(metricRefusedPackets, prometheus.CounterValue, float64(n), key.Service, key.Reason)
+	}
 }
 
 // metrics exports what the agent and the exchange of flows count, read at each scrape.

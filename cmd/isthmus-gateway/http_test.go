@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -109,7 +111,7 @@ func TestXDPIsCounted(t *testing.T) {
 		if err != nil || len(found) != 0 != (kind == desired.EBPF) {
 			t.Errorf("%s: metrics %v, %v", kind, found, err)
 		}
-		for _, m := range found {
+		for _, m := range found { // no packet was refused yet
 			if m.GetName() != "isthmus_gateway_xdp_packets_total" || m.GetMetric()[0].GetCounter().GetValue() != 0 {
 				t.Errorf("%s: %s", kind, m)
 			}
@@ -117,6 +119,33 @@ func TestXDPIsCounted(t *testing.T) {
 		if err := b.Close(t.Context(), false); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Refused packets are counted by Service and reason.
+func TestRefusedPackets(t *testing.T) {
+	want := map[ebpf.Refusal]uint64{{Service: "shop/web", Reason: "no_flow"}: 2, {Reason: "new_flows"}: 1}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(refusals(func() (map[ebpf.Refusal]uint64, error) { return want, nil }))
+	found, err := registry.Gather()
+	if err != nil || len(found) != 1 || found[0].GetName() != "isthmus_gateway_refused_packets_total" {
+		t.Fatalf("metrics %v, %v", found, err)
+	}
+	have := map[ebpf.Refusal]uint64{}
+	for _, m := range found[0].GetMetric() {
+		labels := map[string]string{}
+		for _, l := range m.GetLabel() {
+			labels[l.GetName()] = l.GetValue()
+		}
+		have[ebpf.Refusal{Service: labels["service"], Reason: labels["reason"]}] = uint64(m.GetCounter().GetValue())
+	}
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Error(diff)
+	}
+	registry = prometheus.NewRegistry()
+	registry.MustRegister(refusals(func() (map[ebpf.Refusal]uint64, error) { return nil, errors.New("no such map") }))
+	if _, err := registry.Gather(); err == nil || !strings.Contains(err.Error(), "no such map") {
+		t.Errorf("maps that cannot be read: %v", err)
 	}
 }
 

@@ -25,6 +25,9 @@ const authorityLife = 10 * 365 * 24 * time.Hour
 // skew is how far the clock of a peer may be behind.
 const skew = time.Hour
 
+// certificateType is the type of a certificate's PEM block (RFC 7468 section 5.1).
+const certificateType = "CERTIFICATE"
+
 // Pair is a certificate and its private key, both PEM.
 type Pair struct{ Cert, Key []byte }
 
@@ -103,7 +106,7 @@ func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (Pa
 		return Pair{}, fmt.Errorf("write the key of %s: %w", template.Subject.CommonName, err)
 	}
 	return Pair{
-		Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
+		Cert: pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: cert}),
 		Key:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
 	}, nil
 }
@@ -111,7 +114,7 @@ func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (Pa
 // Parse returns the first certificate of a PEM file.
 func Parse(b []byte) (*x509.Certificate, error) {
 	block, _ := pem.Decode(b)
-	if block == nil || block.Type != "CERTIFICATE" {
+	if block == nil || block.Type != certificateType {
 		return nil, errors.New("read a certificate: there is none in PEM")
 	}
 	c, err := x509.ParseCertificate(block.Bytes)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // folder is the folder of a program's certificates.
@@ -104,6 +106,35 @@ func TestFilesChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("a file is missing", true)
+}
+
+// The metrics name the ends of the own certificate and of the last authority, also of files that were replaced.
+func TestExpiry(t *testing.T) {
+	first, next := newAuthority(t), newAuthority(t)
+	f := newFolder(t)
+	f.write(t, "gw-1", first, time.Hour, first)
+	s := f.open(t)
+	for step, life := range []time.Duration{time.Hour, 2 * time.Hour} {
+		if step == 1 {
+			f.write(t, "gw-1", next, life, first, next)
+		}
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(s.Metrics()...)
+		found, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends := map[string]time.Time{}
+		for _, m := range found[0].GetMetric() {
+			ends[m.GetLabel()[0].GetValue()] = time.Unix(int64(m.GetGauge().GetValue()), 0)
+		}
+		if left := time.Until(ends["own"]); left > life || left < life-time.Minute {
+			t.Errorf("the certificate of %s ends in %s", life, left)
+		}
+		if want := []*Authority{first, next}[step].cert.NotAfter; !ends["authority"].Equal(want) {
+			t.Errorf("the authority ends at %s, want %s", ends["authority"], want)
+		}
+	}
 }
 
 // Wrong identities and expired certificates are refused.

@@ -3,6 +3,7 @@ package certs
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Files are the PEM files of a program: its certificate and key, and the certificates of trusted authorities. Without CA, the
@@ -37,6 +40,7 @@ type fileStamp struct {
 type material struct {
 	own         tls.Certificate
 	authorities *x509.CertPool
+	until       time.Time // the end of the last authority
 }
 
 // Open reads the files, which must be valid.
@@ -64,11 +68,36 @@ func read(f Files) (material, error) {
 	if err != nil {
 		return material{}, err
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(ca) {
+	have := material{own: own, authorities: x509.NewCertPool()}
+	for block, rest := pem.Decode(ca); block != nil; block, rest = pem.Decode(rest) {
+		authority, err := x509.ParseCertificate(block.Bytes)
+		if block.Type != certificateType || err != nil {
+			continue // as AppendCertsFromPEM does
+		}
+		have.authorities.AddCert(authority)
+		if authority.NotAfter.After(have.until) {
+			have.until = authority.NotAfter
+		}
+	}
+	if have.until.IsZero() {
 		return material{}, fmt.Errorf("%s: no certificate in PEM", f.CA)
 	}
-	return material{own, pool}, nil
+	return have, nil
+}
+
+// Metrics returns gauges of the time at which the own certificate and the last trusted authority end.
+func (s *Source) Metrics() []prometheus.Collector {
+	gauge := func(certificate string, end func(material) time.Time) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "isthmus_gateway_certificate_expiry_timestamp_seconds",
+			Help:        "Time at which the program's certificate, or the last authority that it trusts, is no longer valid.",
+			ConstLabels: prometheus.Labels{"certificate": certificate},
+		}, func() float64 { return float64(end(s.current()).Unix()) })
+	}
+	return []prometheus.Collector{
+		gauge("own", func(m material) time.Time { return m.own.Leaf.NotAfter }),
+		gauge("authority", func(m material) time.Time { return m.until }),
+	}
 }
 
 func (s *Source) stat() (stamps [3]fileStamp, err error) {

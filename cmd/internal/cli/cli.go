@@ -91,7 +91,7 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 
 // NewServer returns the HTTP server of a controller, with its metrics and probes. It expects tokens for an audience. A process is
 // not ready while waiting returns reasons, which /readyz lists.
-func NewServer(l net.Listener, f httpserver.Flags, cluster *rest.Config, audience string, waiting func() []string, log *slog.Logger) (*httpserver.Server, error) {
+func NewServer(l net.Listener, f httpserver.Flags, cluster *rest.Config, audience string, waiting func() []string, log *slog.Logger, more ...prometheus.Collector) (*httpserver.Server, error) {
 	config, err := f.Config(log)
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func NewServer(l net.Listener, f httpserver.Flags, cluster *rest.Config, audienc
 	}
 	s := httpserver.New(httpserver.Config{Listener: l, TLS: config, Access: access, Open: f.Open(), Log: log})
 	own := prometheus.NewRegistry() // a process of a test has several servers
-	own.MustRegister(s.Metrics(), version.Metric())
+	own.MustRegister(append(more, s.Metrics(), version.Metric())...)
 	s.Handle("GET /metrics", promhttp.HandlerFor(prometheus.Gatherers{metrics.Registry, own}, promhttp.HandlerOpts{}))
 	s.Probe("/readyz", waiting)
 	return s, nil
