@@ -110,7 +110,11 @@ func TestFilesChange(t *testing.T) {
 
 // The metrics name the ends of the own certificate and of the last authority, also of files that were replaced.
 func TestExpiry(t *testing.T) {
-	first, next := newAuthority(t), newAuthority(t)
+	next := newAuthority(t)
+	first, err := NewAuthority("first", time.Now().Add(-24*time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
 	f := newFolder(t)
 	f.write(t, "gw-1", first, time.Hour, first)
 	s := f.open(t)
