@@ -220,18 +220,7 @@ func countRefused(outcomes []outcome) (n int) {
 
 // shrunk describes the smallest part of objects that still does harm.
 func (w *testbed) shrunk(objects []hostile.Object) string {
-	deadline := time.Now().Add(shrinkLimit)
-	var last error
-	small := hostile.Shrink(objects, func(try []hostile.Object) bool {
-		if time.Now().After(deadline) || w.t.Context().Err() != nil {
-			return false
-		}
-		harm := w.trial(try, w.silent)
-		if harm != nil {
-			last = harm
-		}
-		return harm != nil
-	})
+	small, last := hostile.Smallest(w.t.Context(), shrinkLimit, objects, func(try []hostile.Object) error { return w.trial(try, w.silent) })
 	if last == nil {
 		return "not again, in parts or as a whole:\n" + describe(objects)
 	}

@@ -2,7 +2,6 @@ package bystanders
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -420,33 +419,19 @@ func (w *testbed) recover(objects []hostile.Object) {
 	})
 }
 
-// describe prints objects as JSON, and how to replay them.
+// describe prints objects, and how to replay them.
 func describe(objects []hostile.Object) string {
-	var text strings.Builder
+	text := hostile.Describe(objects)
 	var origins []string
 	for _, o := range objects {
-		fields, err := json.Marshal(o.Object)
-		if err != nil {
-			fields = []byte(err.Error())
-		}
-		fmt.Fprintf(&text, "  %s\n    %s\n", o, shorten(string(fields)))
 		if strings.Contains(o.Origin, "/") && !slices.Contains(origins, o.Origin) { // not that of a known attack
 			origins = append(origins, o.Origin)
 		}
 	}
-	if len(origins) > 0 {
-		fmt.Fprintf(&text, "replay: %s=%s", replayVariable, strings.Join(origins, ","))
+	if len(origins) == 0 {
+		return text
 	}
-	return text.String()
-}
-
-// shorten cuts a long text.
-func shorten(s string) string {
-	const most = 1000
-	if len(s) <= most {
-		return s
-	}
-	return fmt.Sprintf("%s ... %s (%d bytes)", s[:most/2], s[len(s)-most/2:], len(s))
+	return fmt.Sprintf("%sreplay: %s=%s", text, replayVariable, strings.Join(origins, ","))
 }
 
 // size counts the objects of Isthmus in each cluster and on the broker, tombstones apart.

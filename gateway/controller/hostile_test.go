@@ -231,18 +231,9 @@ func (f *fuzz) remove(o hostile.Object) {
 
 // shrunk describes the smallest part of objects that still does harm.
 func (f *fuzz) shrunk(objects []hostile.Object) string {
-	deadline := time.Now().Add(time.Minute)
-	small := hostile.Shrink(objects, func(some []hostile.Object) bool {
-		if time.Now().After(deadline) {
-			return false
-		}
+	small, harm := hostile.Smallest(f.t.Context(), time.Minute, objects, func(some []hostile.Object) error {
 		_, harm := f.trial(some)
-		return harm != nil
+		return harm
 	})
-	var text strings.Builder
-	for _, o := range small {
-		fields, err := json.Marshal(o.Object)
-		fmt.Fprintf(&text, "  %s\n    %.2000s%v\n", o, fields, errors.Join(err))
-	}
-	return text.String()
+	return fmt.Sprintf("%v\n%s", harm, hostile.Describe(small))
 }

@@ -1,7 +1,6 @@
 package services_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -174,20 +173,11 @@ func (f *fuzz) try(objects []hostile.Object, refused *int) {
 	if harm == nil {
 		return
 	}
-	deadline := time.Now().Add(time.Minute)
-	small := hostile.Shrink(objects, func(some []hostile.Object) bool {
-		if time.Now().After(deadline) {
-			return false
-		}
-		_, again := f.trial(some)
-		return again != nil
+	small, again := hostile.Smallest(f.t.Context(), time.Minute, objects, func(some []hostile.Object) error {
+		_, harm := f.trial(some)
+		return harm
 	})
-	var text strings.Builder
-	for _, o := range small {
-		fields, err := json.Marshal(o.Object)
-		fmt.Fprintf(&text, "\n  %s\n    %.2000s%v", o, fields, errors.Join(err))
-	}
-	f.t.Fatalf("hostile objects do harm: %v\nthe smallest part that does:%s", harm, text.String())
+	f.t.Fatalf("hostile objects do harm: %v\nthe smallest part that does: %v\n%s", harm, again, hostile.Describe(small))
 }
 
 // trial returns how many objects the API server refuses, and the harm that the others do.
