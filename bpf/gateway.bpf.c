@@ -4,9 +4,9 @@
  * The balancer of a gateway: one program at the ingress of every device, since a gateway may have one arm or two.
  *
  * A packet to a VIP becomes one to a backend. A Maglev table and a hash of the client choose the backend, so every
- * gateway with the same backends makes the same choice. A packet of a flow from a backend becomes one from the VIP. A
- * packet from a backend that belongs to no flow is dropped: if it were forwarded, the client would see an address that
- * it never contacted.
+ * gateway with the same backends makes the same choice. A packet of a flow from a backend becomes one from the VIP. So
+ * does one that belongs to no flow here, if its backend and port serve one frontend only: the client's packets pass
+ * another gateway. Any other is dropped: if it were forwarded, the client would see an address that it never contacted.
  *
  * A flow has two entries, as flow.h says:
  *
@@ -670,22 +670,14 @@ static __noinline bool is_forwarded(struct __sk_buff *skb, const struct packet *
 	return bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_NOT_FWDED;
 }
 
-/* Creates a flow from a packet of its backend: the flow was opened at another gateway. It is half-open until the client
- * sends a packet too. Returns false if the flow cannot be derived from the packet, or is one too many. A packet with
- * SYN is never adopted: it may answer a client that connects to the backend directly. */
-__noinline int adopt_from_backend(const struct packet *p)
+/* Derives the flow of a backend's packet, in `scratch`: `flow` is the client's entry, `key` its key, and `other` the
+ * entry of the packet itself. Returns false if the packet may belong to another frontend. */
+static __noinline bool derive_flow(const struct packet *p, struct gateway_scratch *s)
 {
-	struct gateway_origin *origin;
-	struct gateway_frontend *fe;
-	struct gateway_scratch *s;
-	__u32 zero = 0;
+	struct gateway_origin *origin = find_origin(p->key.server, p->key.server_port, p->key.proto);
+	struct gateway_frontend *fe = origin ? bpf_map_lookup_elem(&frontends, &origin->frontend) : NULL;
 
-	if (!p || p->key.proto != IPPROTO_TCP || p->part == PART_LATER || is_reset(p) || p->kind & TCP_SYN)
-		return false;
-	origin = find_origin(p->key.server, p->key.server_port, p->key.proto);
-	fe = origin ? bpf_map_lookup_elem(&frontends, &origin->frontend) : NULL;
-	s = bpf_map_lookup_elem(&scratch, &zero);
-	if (!fe || !s || !may_open_flow(p, 0))
+	if (!fe)
 		return false;
 	__builtin_memset(&s->flow, 0, sizeof(s->flow));
 	__builtin_memcpy(s->flow.addr, p->key.server, sizeof(s->flow.addr));
@@ -701,11 +693,35 @@ __noinline int adopt_from_backend(const struct packet *p)
 	__builtin_memcpy(s->key.server, origin->frontend.addr, sizeof(s->key.server));
 	s->key.server_port = origin->frontend.port;
 	s->key.reply = 0;
-	if (!store(&s->key, &s->flow))
-		return false;
 	fill_entry(s, s->key.server, s->key.server_port, p->key.client_port);
-	s->key = p->key;
-	return !store_entry(&s->key, &s->other);
+	return true;
+}
+
+/* Reports whether a backend's packet shows that its flow was opened at another gateway. One with SYN does not: it may
+ * answer a client that connects to the backend directly. */
+static __always_inline bool may_adopt(const struct packet *p)
+{
+	return p->key.proto == IPPROTO_TCP && p->part != PART_LATER && !is_reset(p) && !(p->kind & TCP_SYN);
+}
+
+/* Derives the translation of a backend's packet of no known flow, in `other` of `scratch`, if the packet can only be
+ * the answer of one frontend: the client's packets pass another gateway. An open flow is adopted, half-open until the
+ * client sends a packet here too, so that it keeps its backend if that gateway dies. Without room for it, and for all
+ * other packets, no flow is necessary. */
+__noinline int derive_answer(struct __sk_buff *skb, const struct packet *p)
+{
+	struct gateway_scratch *s;
+	__u32 zero = 0;
+
+	s = bpf_map_lookup_elem(&scratch, &zero);
+	if (!p || !s || is_syn(p) || !derive_flow(p, s))
+		return false;
+	if (may_adopt(p) && may_open_flow(p, 0) && store(&s->key, &s->flow)) {
+		s->key = p->key;
+		store_entry(&s->key, &s->other);
+	}
+	find_route(skb, p, &s->other);
+	return true;
 }
 
 /* Handles a packet to any other address: translates a backend's reply. A packet from a backend that belongs to no flow
@@ -713,7 +729,9 @@ __noinline int adopt_from_backend(const struct packet *p)
 static __always_inline int translate_reply(struct __sk_buff *skb, struct packet *p, enum drop_reason reason)
 {
 	__u16 port = p->key.server_port;
+	struct gateway_scratch *derived;
 	struct conn *c;
+	__u32 zero = 0;
 
 	if (reason != DROP_REASON_NONE)
 		return TC_ACT_UNSPEC;
@@ -728,9 +746,8 @@ static __always_inline int translate_reply(struct __sk_buff *skb, struct packet 
 	if (!c) {
 		if (!find_origin(p->key.server, port, p->key.proto) || !is_forwarded(skb, p))
 			return TC_ACT_UNSPEC;
-		c = adopt_from_backend(p) ? find_flow(skb, p) : NULL;
-		if (!c)
-			return drop(0, GATEWAY_DROP_NO_FLOW);
+		derived = derive_answer(skb, p) ? bpf_map_lookup_elem(&scratch, &zero) : NULL;
+		return derived ? forward(skb, p, &derived->other) : drop(0, GATEWAY_DROP_NO_FLOW);
 	}
 	if (c->flags & GATEWAY_DOUBLE_NAT)
 		return TC_ACT_UNSPEC; /* replies of this flow go to its source address instead */

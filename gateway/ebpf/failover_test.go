@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/flows"
@@ -308,6 +310,41 @@ func TestFailoverByHash(t *testing.T) {
 		if idle, download, upload := all[f].broken(w); idle+download+upload > 0 {
 			t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken: %v", families[f], idle, download, upload, each, w.refusals(1))
 		}
+	}
+}
+
+// Routers may lead answers to another gateway than their questions (ECMP), from the SYN+ACK on. It needs no flow to translate them
+// if their backend and port serve one frontend. Nothing is exported here, as if the answers were faster.
+func TestAnswersByAnotherGateway(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	s := state(desired.Routed, 1, 2, 3, 4)
+	for f := range s.VIPs {
+		refusing := s.VIPs[f].Frontends[0]
+		refusing.Port, refusing.Backends = 81, []desired.Backend{{Addr: backend(f, 1), Port: backendPort + 1, Weight: 1}}
+		s.VIPs[f].Frontends = append(s.VIPs[f].Frontends, refusing)
+	}
+	w.apply(s)
+	w.leadBack(1)
+	for f := range vips {
+		all := w.openAll(f)
+		if idle, download, upload := all.broken(w); idle+download+upload > 0 {
+			t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken", families[f], idle, download, upload, each)
+		}
+		if _, err := w.dial("tcp", f, 81, 0); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("%s: connecting to a closed port: %v, want the backend's reset", families[f], err)
+		}
+		c, err := w.dial("udp", f, servedPort, 0)
+		w.check(err)
+		t.Cleanup(func() { _ = c.Close() })
+		for _, text := range []string{"short", strings.Repeat("fragmented", 190)} {
+			if _, _, err := c.ask(text); err != nil {
+				t.Errorf("%s: datagrams with %d bytes: %v", families[f], len(text), err)
+			}
+		}
+	}
+	if n := w.refusals(1)["no_flow"]; n > 0 {
+		t.Errorf("%d answers found no flow", n)
 	}
 }
 
