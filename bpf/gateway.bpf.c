@@ -311,6 +311,15 @@ static __always_inline bool store(const struct conn_key *key, const struct conn 
 	return existing && may_replace(key->proto, new, existing, CONN_CLOSING) && !store_entry(key, new);
 }
 
+/* Moves a port into a slot of this gateway, unless it is in one. */
+static __always_inline __u16 move_to_own_slot(__u16 port)
+{
+	__u32 slot = port / GATEWAY_SLOT_PORTS;
+	__u32 *instead = bpf_map_lookup_elem(&slots, &slot);
+
+	return instead ? *instead * GATEWAY_SLOT_PORTS + port % GATEWAY_SLOT_PORTS : port;
+}
+
 /* Returns the i-th candidate for the port by which the backend knows the client. Every gateway derives the same ones in
  * the same order: the client's own port if `own` allows it, then NAT ports. */
 static __always_inline __u16 nat_port(const struct conn_key *key, __u32 i, bool own)
@@ -400,13 +409,20 @@ __noinline int store_others(const struct packet *p, __u16 port)
 }
 
 /* Chooses the port by which the backend knows the client, and stores the flow. If the gateway's own address becomes the
- * source, only ports that the gateway itself never uses are candidates. */
+ * source, only ports that the gateway itself never uses are candidates. If the VIP does, answers may come to another
+ * gateway, so a new flow gets a port of this gateway's slots. A flow that did not begin here more likely has its
+ * client's port. */
 static __noinline bool store_flow(const struct packet *p, enum gateway_conn_flags flags, struct gateway_scratch *s)
 {
-	bool own = !(flags & GATEWAY_DOUBLE_NAT) || same_addr(s->source, p->key.server);
+	bool to_vip = flags & GATEWAY_DOUBLE_NAT && same_addr(s->source, p->key.server);
+	bool own = !(flags & GATEWAY_DOUBLE_NAT) || to_vip;
 
 	for (__u32 i = 0; i < TRIES; i++) {
-		if (!store_others(p, nat_port(&p->key, i, own)))
+		__u16 port = nat_port(&p->key, i, own);
+
+		if (to_vip && is_opening(p))
+			port = move_to_own_slot(port);
+		if (!store_others(p, port))
 			continue;
 		s->key = p->key;
 		return !store_entry(&s->key, &s->flow);

@@ -80,6 +80,7 @@ const (
 	MapGatewaySources  = gatewayMapSources
 	MapGatewayMembers  = gatewayMapMembers
 	MapGatewayOrigins  = gatewayMapOrigins
+	MapGatewaySlots    = gatewayMapSlots
 	MapGatewaySettings = gatewayMapGatewaySettings
 	MapGatewayOpened   = gatewayMapOpened
 	MapGatewayLost     = gatewayMapOpenedLost

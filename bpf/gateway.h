@@ -19,6 +19,9 @@
 
 #define GATEWAY_FRONTENDS_MAX 16384
 
+/* The ports that replace clients' are divided among the gateways of a group, in slots. */
+#define GATEWAY_SLOT_PORTS 1024
+
 /* Flags of struct gateway_vip. */
 enum gateway_vip_flags {
 	GATEWAY_OWN = 1, /* an address of the gateway itself: packets of no flow are for the gateway */

@@ -251,6 +251,7 @@ const (
 	gatewayMapRefusals        = "refusals"
 	gatewayMapScratch         = "scratch"
 	gatewayMapSettings        = "settings"
+	gatewayMapSlots           = "slots"
 	gatewayMapSources         = "sources"
 	gatewayMapTables          = "tables"
 	gatewayMapUdpFlows        = "udp_flows"
@@ -334,6 +335,7 @@ type gatewayMapSpecs struct {
 	Refusals        *ebpf.MapSpec `ebpf:"refusals"`
 	Scratch         *ebpf.MapSpec `ebpf:"scratch"`
 	Settings        *ebpf.MapSpec `ebpf:"settings"`
+	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
 	Tables          *ebpf.MapSpec `ebpf:"tables"`
 	UdpFlows        *ebpf.MapSpec `ebpf:"udp_flows"`
@@ -391,6 +393,7 @@ type gatewayMaps struct {
 	Refusals        *ebpf.Map `ebpf:"refusals"`
 	Scratch         *ebpf.Map `ebpf:"scratch"`
 	Settings        *ebpf.Map `ebpf:"settings"`
+	Slots           *ebpf.Map `ebpf:"slots"`
 	Sources         *ebpf.Map `ebpf:"sources"`
 	Tables          *ebpf.Map `ebpf:"tables"`
 	UdpFlows        *ebpf.Map `ebpf:"udp_flows"`
@@ -422,6 +425,7 @@ func (m *gatewayMaps) Close() error {
 		m.Refusals,
 		m.Scratch,
 		m.Settings,
+		m.Slots,
 		m.Sources,
 		m.Tables,
 		m.UdpFlows,

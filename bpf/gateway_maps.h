@@ -69,6 +69,14 @@ struct {
 	__type(value, struct gateway_origin);
 } origins SEC(".maps");
 
+/* By slot of GATEWAY_SLOT_PORTS ports: the slot in which the gateway takes a port instead, itself if it is its own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 65536 / GATEWAY_SLOT_PORTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} slots SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

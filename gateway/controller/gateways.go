@@ -165,21 +165,27 @@ func agentPort(n *v1alpha1.GatewayNode) uint16 {
 	return uint16(port)
 }
 
-// peersOf returns the other gateways of a gateway's group with its balancer, by name.
-func peersOf(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (peers []desired.PeerGateway) {
+// peersOf returns the other gateways of a gateway's group with its balancer, by identity.
+func peersOf(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (peers []*v1alpha1.GatewayNode) {
 	for i := range all {
 		if o := &all[i]; o.Name != n.Name && group(o) == group(n) && o.Spec.Balancer == n.Spec.Balancer {
-			peers = append(peers, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
+			peers = append(peers, o)
 		}
 	}
-	slices.SortFunc(peers, func(a, b desired.PeerGateway) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(peers, func(a, b *v1alpha1.GatewayNode) int {
+		return cmp.Or(strings.Compare(identity(a), identity(b)), strings.Compare(a.Name, b.Name))
+	})
 	return peers
 }
 
 // state returns the desired state of a gateway, without the Services of faults. The error is about the gateway's own spec.
-func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, peers []desired.PeerGateway, vips []desired.VIP) (desired.State, desired.Faults, error) {
+func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, peers []*v1alpha1.GatewayNode, vips []desired.VIP) (desired.State, desired.Faults, error) {
 	s := desired.State{
-		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned || n.DeletionTimestamp != nil, Peers: peers, VIPs: vips,
+		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned || n.DeletionTimestamp != nil,
+		Slots: slots(n, peers), VIPs: vips,
+	}
+	for _, o := range peers {
+		s.Peers = append(s.Peers, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
 	}
 	var err error
 	if n.Spec.BGP != nil {

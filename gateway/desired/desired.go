@@ -52,9 +52,12 @@ type State struct {
 	Cordoned bool `json:"cordoned,omitempty"`
 	// Peers are the other gateways of the group. This gateway sends them its connections, which then survive its death.
 	Peers []PeerGateway `json:"peers,omitempty"` // by name
-	VIPs  []VIP         `json:"vips,omitempty"`  // by address
-	BGP   *BGP          `json:"bgp,omitempty"`   // required by VIPs announced by BGP
-	VRRP  *VRRP         `json:"vrrp,omitempty"`  // required by VIPs announced by VRRP
+	// Slots divide the ports that a VIP may have towards backends among the gateways of the group: SlotCount in the order of
+	// their ports, or none, and this gateway takes any port.
+	Slots []Slot `json:"slots,omitempty"`
+	VIPs  []VIP  `json:"vips,omitempty"` // by address
+	BGP   *BGP   `json:"bgp,omitempty"`  // required by VIPs announced by BGP
+	VRRP  *VRRP  `json:"vrrp,omitempty"` // required by VIPs announced by VRRP
 }
 
 // PeerGateway is another gateway of the group.
@@ -62,6 +65,41 @@ type PeerGateway struct {
 	URL  string `json:"url"`  // such as https://192.0.2.12:9479
 	Name string `json:"name"` // the identity in its certificate
 }
+
+// The slots: SlotPorts ports each.
+const (
+	SlotCount = 64
+	SlotPorts = 1 << 16 / SlotCount
+)
+
+// Slot is a range of ports. Only its owner takes ports in it for connections of clients, so the destination port of a
+// backend's answer says which gateway has the connection, even if that has just begun.
+type Slot struct {
+	// Owner and Previous are gateways: 0 is this one, and n is Peers[n-1]. Previous gets the packets that the owner does not
+	// know: it had the slot before the owner joined.
+	Owner    int `json:"owner"`
+	Previous int `json:"previous"`
+}
+
+// OwnSlots returns for each slot the one that this gateway uses instead: the slot itself if it is its own, else one of its
+// own. A gateway without any uses all of them.
+func (s *State) OwnSlots() (instead [SlotCount]int) {
+	var own []int // without the ports below 1024, which are those of servers
+	for i := range instead {
+		instead[i] = i
+		if i > 0 && s.owns(i) {
+			own = append(own, i)
+		}
+	}
+	for i := range instead {
+		if !s.owns(i) && len(own) > 0 {
+			instead[i] = own[i%len(own)]
+		}
+	}
+	return instead
+}
+
+func (s *State) owns(slot int) bool { return len(s.Slots) == 0 || s.Slots[slot].Owner == 0 }
 
 // Balancer names the technology that balances packets on a gateway.
 type Balancer string

@@ -40,6 +40,9 @@ func TestValidate(t *testing.T) {
 		"balancer":                     func(s *State) { s.Balancer = "ipvs" },
 		"peers[0].name":                func(s *State) { s.Peers[0].Name = "" },
 		"peers[0].url":                 func(s *State) { s.Peers[0].URL = "http://10.0.0.12" },
+		"slots":                        func(s *State) { s.Slots = make([]Slot, 63) },
+		"slots[5].owner":               func(s *State) { s.Slots = make([]Slot, 64); s.Slots[5].Owner = 2 },
+		"slots[63].previous":           func(s *State) { s.Slots = make([]Slot, 64); s.Slots[63].Previous = -1 },
 		"vips[0].announce":             func(s *State) { s.BGP = nil },
 		"vips[0].return":               func(s *State) { s.VIPs[0].Return = "" },
 		"vips[1].addr":                 func(s *State) { s.VIPs = append(s.VIPs, VIP{Addr: s.VIPs[0].Addr, Announce: ByNone, Return: SNAT}) },
@@ -83,6 +86,32 @@ func TestValidate(t *testing.T) {
 		spoil(&s)
 		if faults := s.Validate(); len(faults) != 1 || faults[0].Field != field || faults[0].Component != ComponentRequest {
 			t.Errorf("%s: faults %v", field, faults)
+		}
+	}
+}
+
+// A gateway takes ports in its own slots, all of them, and of the ports of servers only those that its clients have.
+func TestOwnSlots(t *testing.T) {
+	s := example()
+	s.Peers = append(s.Peers, PeerGateway{URL: "https://10.0.0.13:9479", Name: "gateway-3"})
+	for i, instead := range s.OwnSlots() {
+		if instead != i {
+			t.Errorf("without slots, %d is used for %d", instead, i)
+		}
+	}
+	for i := range SlotCount {
+		s.Slots = append(s.Slots, Slot{Owner: i % 3, Previous: (i + 1) % 3})
+	}
+	uses := map[int]int{}
+	for i, instead := range s.OwnSlots() {
+		if s.Slots[instead].Owner != 0 || i%3 == 0 && instead != i || i%3 != 0 && instead == 0 {
+			t.Errorf("%d is used for %d", instead, i)
+		}
+		uses[instead]++
+	}
+	for i := range SlotCount {
+		if i%3 == 0 && (uses[i] == 0 || uses[i] > 4) {
+			t.Errorf("slot %d is used for %d", i, uses[i])
 		}
 	}
 }

@@ -60,6 +60,7 @@ func (s *State) validate(have *State) (faults Faults, broken map[int]bool) {
 			}
 		})
 	}
+	v.slots(s)
 	seen := map[netip.Addr]int{}
 	broken = map[int]bool{}
 	for i := range s.VIPs {
@@ -165,6 +166,25 @@ func (v *validator) address(field string, a netip.Addr) bool {
 		return true
 	}
 	return false
+}
+
+func (v *validator) slots(s *State) {
+	if n := len(s.Slots); n != 0 && n != SlotCount {
+		v.add("slots", "are %d; there can be %d or none", n, SlotCount)
+	}
+	for i, slot := range s.Slots {
+		v.item("slots", i, nil, func(v *validator) {
+			v.gateway("owner", slot.Owner, s)
+			v.gateway("previous", slot.Previous, s)
+		})
+	}
+}
+
+// gateway checks a number as Slot has it.
+func (v *validator) gateway(field string, n int, s *State) {
+	if n < 0 || n > len(s.Peers) {
+		v.add(field, "is %d; it can be 0 for the gateway itself to %d for its last peer", n, len(s.Peers))
+	}
 }
 
 func (v *validator) vip(s *State, vip *VIP) {

@@ -21,12 +21,14 @@ type content struct {
 	sources   map[bpf.GatewaySourceKey]uint32
 	members   map[bpf.GatewayMember]uint32
 	origins   map[bpf.GatewayOriginKey]bpf.GatewayOrigin
+	slots     map[uint32]uint32 // see desired.State.OwnSlots
 }
 
 func newContent() *content {
 	return &content{
 		vips: map[[16]byte]bpf.GatewayVIP{}, frontends: map[bpf.GatewayFrontendKey]bpf.GatewayFrontend{}, tables: map[uint32]uint64{},
 		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, members: map[bpf.GatewayMember]uint32{}, origins: map[bpf.GatewayOriginKey]bpf.GatewayOrigin{},
+		slots: map[uint32]uint32{},
 	}
 }
 
@@ -42,6 +44,9 @@ type environment struct {
 // build returns what the maps must hold for a state. A VIP that cannot be balanced is a fault.
 func build(s *desired.State, m environment) (*content, desired.Faults) {
 	c := newContent()
+	for slot, instead := range s.OwnSlots() {
+		c.slots[uint32(slot)] = uint32(instead)
+	}
 	var faults desired.Faults
 	for i := range s.VIPs {
 		faults = append(faults, c.addVIP(fmt.Sprintf("vips[%d]", i), &s.VIPs[i], m)...)
@@ -193,6 +198,6 @@ func (c *content) differences(o *content) map[string]bool {
 		bpf.MapGatewayVIPs: !maps.Equal(c.vips, o.vips), bpf.MapFrontends: !maps.Equal(c.frontends, o.frontends),
 		bpf.MapGatewayTables: !maps.Equal(c.tables, o.tables), bpf.MapBackends: !maps.Equal(c.backends, o.backends),
 		bpf.MapGatewaySources: !maps.Equal(c.sources, o.sources), bpf.MapGatewayMembers: !maps.Equal(c.members, o.members),
-		bpf.MapGatewayOrigins: !maps.Equal(c.origins, o.origins),
+		bpf.MapGatewayOrigins: !maps.Equal(c.origins, o.origins), bpf.MapGatewaySlots: !maps.Equal(c.slots, o.slots),
 	}
 }

@@ -348,6 +348,46 @@ func TestAnswersByAnotherGateway(t *testing.T) {
 	}
 }
 
+// The source ports of the VIP say which gateway has a connection: each takes them from its own slots.
+func TestPortsOfSlots(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	w.applySlots(state(desired.SNAT, 1, 2))
+	for g := range w.balancers {
+		w.lead(g)
+		for f := range vips {
+			for i := range uint16(desired.SlotCount) {
+				client := i*desired.SlotPorts + i + 1 // so that no two of them have one place in their slots
+				for _, network := range []string{"tcp", "udp"} {
+					c, err := w.dial(network, f, servedPort, client)
+					w.check(err)
+					_, _, err = c.ask("hello")
+					w.check(err)
+					if network == "tcp" {
+						w.check(c.Conn.(*net.TCPConn).SetLinger(0)) // the other gateway gets the same port
+					}
+					w.check(c.Close())
+				}
+			}
+		}
+		taken := 0
+		w.check(w.balancers[g].All(func(fl flows.Flow) error {
+			port := fl.Source.Port()
+			if int(port/desired.SlotPorts)%2 != g {
+				t.Errorf("gateway %d has taken port %d: %s", g, port, fl)
+			}
+			if int(fl.Client.Port()/desired.SlotPorts)%2 == g && port != fl.Client.Port() {
+				t.Errorf("gateway %d has replaced a port of its own: %s", g, fl)
+			}
+			taken++
+			return nil
+		}))
+		if taken < desired.SlotCount {
+			t.Errorf("gateway %d has %d flows, want those of UDP at least", g, taken)
+		}
+	}
+}
+
 // A backend's packet whose frontend cannot be derived is dropped; it never leaves with the backend's address. The
 // connection continues once the client sends.
 func TestReplyWithoutFlow(t *testing.T) {

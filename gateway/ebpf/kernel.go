@@ -133,7 +133,7 @@ func (k *kernel) read() (*content, error) {
 	return c, errors.Join(
 		dump(k.maps[bpf.MapGatewayVIPs], c.vips), dump(k.maps[bpf.MapFrontends], c.frontends), dump(k.maps[bpf.MapBackends], c.backends),
 		dump(k.maps[bpf.MapGatewaySources], c.sources), dump(k.maps[bpf.MapGatewayMembers], c.members),
-		dump(k.maps[bpf.MapGatewayOrigins], c.origins),
+		dump(k.maps[bpf.MapGatewayOrigins], c.origins), dump(k.maps[bpf.MapGatewaySlots], c.slots),
 	)
 }
 

@@ -135,6 +135,19 @@ func (w *testbed) apply(s *desired.State) {
 	}
 }
 
+// applySlots applies s on both gateways, each with every second slot.
+func (w *testbed) applySlots(s *desired.State) {
+	w.t.Helper()
+	for g := range w.balancers {
+		own := *s
+		own.Peers = []desired.PeerGateway{{URL: "https://192.0.2.1:9479", Name: "other"}}
+		for i := range desired.SlotCount {
+			own.Slots = append(own.Slots, desired.Slot{Owner: (i + g) & 1, Previous: 1 - (i+g)&1})
+		}
+		w.check(w.applyTo(g, &own))
+	}
+}
+
 func (w *testbed) applyTo(g int, s *desired.State) error {
 	return w.Gateways[g].Do(func() error { return w.balancers[g].Apply(context.Background(), s) })
 }

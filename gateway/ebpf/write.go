@@ -17,6 +17,7 @@ import (
 func (k *kernel) write(have, old, want *content, tables map[uint32][]byte) error {
 	m := k.maps
 	for _, step := range []func() error{
+		func() error { return put(m[bpf.MapGatewaySlots], have.slots, want.slots) },
 		func() error { return put(m[bpf.MapGatewayOrigins], have.origins, want.origins) },
 		func() error { return put(m[bpf.MapBackends], have.backends, want.backends) },
 		func() error { return put(m[bpf.MapGatewaySources], have.sources, want.sources) },
