@@ -39,6 +39,7 @@
 #include "flow_maps.h"
 #include "gateway.h"
 #include "gateway_maps.h"
+#include "hand_over.h"
 #include "maps.h"
 #include "net.h"
 #include "packet_error.h"
@@ -314,10 +315,9 @@ static __always_inline bool store(const struct conn_key *key, const struct conn 
 /* Moves a port into a slot of this gateway, unless it is in one. */
 static __always_inline __u16 move_to_own_slot(__u16 port)
 {
-	__u32 slot = port / GATEWAY_SLOT_PORTS;
-	__u32 *instead = bpf_map_lookup_elem(&slots, &slot);
+	struct gateway_slot *slot = find_slot(port);
 
-	return instead ? *instead * GATEWAY_SLOT_PORTS + port % GATEWAY_SLOT_PORTS : port;
+	return slot ? slot->instead * GATEWAY_SLOT_PORTS + port % GATEWAY_SLOT_PORTS : port;
 }
 
 /* Returns the i-th candidate for the port by which the backend knows the client. Every gateway derives the same ones in
@@ -618,6 +618,7 @@ __noinline int open_flow(struct __sk_buff *skb, const struct packet *p, const st
 	struct frontend_key key = {};
 	struct gateway_frontend *fe;
 	__u32 backend_id;
+	int verdict;
 
 	if (!p || !vip)
 		return TC_ACT_SHOT;
@@ -628,8 +629,12 @@ __noinline int open_flow(struct __sk_buff *skb, const struct packet *p, const st
 	if (!fe && vip->flags & GATEWAY_OWN)
 		return TC_ACT_UNSPEC;
 	/* A reset to a backend would end a connection that another gateway may know. */
-	if (!fe && find_origin(p->key.client, p->key.client_port, p->key.proto))
-		return drop(0, GATEWAY_DROP_NO_FLOW);
+	if (!fe && find_origin(p->key.client, p->key.client_port, p->key.proto)) {
+		verdict = hand_over(skb, p);
+		return verdict == TC_ACT_SHOT ? drop(0, GATEWAY_DROP_NO_FLOW) : verdict;
+	}
+	if (p->part == PART_LATER)
+		return refuse(skb, p, 0, DROP_REASON_FRAGMENT);
 	if (!fe)
 		return refuse(skb, p, 0, DROP_REASON_NO_FRONTEND);
 	if (!may_connect(p, fe->id, fe->flags))
@@ -664,8 +669,6 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, const 
 	if (is_icmp(p))
 		return serve_icmp(skb, p, vip);
 	c = find_flow(skb, p);
-	if (!c && p->part == PART_LATER)
-		return refuse(skb, p, 0, DROP_REASON_FRAGMENT);
 	if (c) {
 		c = advance(p, c);
 		return c ? forward(skb, p, c) : TC_ACT_SHOT;

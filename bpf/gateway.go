@@ -29,6 +29,8 @@ type (
 	GatewayOriginKey = gatewayGatewayOriginKey
 	// GatewayOrigin is the value of the map origins.
 	GatewayOrigin = gatewayGatewayOrigin
+	// GatewaySlot is the value of the map slots, whose key is the number of a slot.
+	GatewaySlot = gatewayGatewaySlot
 	// GatewaySettings is the only value of the map gateway_settings.
 	GatewaySettings = gatewayGatewaySettings
 	// GatewayXDPDevice is the value of the map xdp_devices, whose key is an interface index.
@@ -47,6 +49,9 @@ type (
 
 //go:embed gateway.h
 var gatewayHeader string
+
+// GatewayPeers is GATEWAY_PEERS_MAX of gateway.h.
+var GatewayPeers = versionIn(gatewayHeader, "GATEWAY_PEERS_MAX")
 
 // GatewayABIVersion is GATEWAY_ABI_VERSION of gateway.h, the version of these layouts.
 var GatewayABIVersion = versionIn(gatewayHeader, "GATEWAY_ABI_VERSION")
@@ -81,6 +86,8 @@ const (
 	MapGatewayMembers  = gatewayMapMembers
 	MapGatewayOrigins  = gatewayMapOrigins
 	MapGatewaySlots    = gatewayMapSlots
+	MapGatewayPeers    = gatewayMapPeers
+	MapHandedOver      = gatewayMapHandedOver
 	MapGatewaySettings = gatewayMapGatewaySettings
 	MapGatewayOpened   = gatewayMapOpened
 	MapGatewayLost     = gatewayMapOpenedLost

@@ -21,6 +21,8 @@
 
 /* The ports that replace clients' are divided among the gateways of a group, in slots. */
 #define GATEWAY_SLOT_PORTS 1024
+/* The gateways to which packets can be handed over. */
+#define GATEWAY_PEERS_MAX 32
 
 /* Flags of struct gateway_vip. */
 enum gateway_vip_flags {
@@ -87,6 +89,15 @@ struct gateway_origin {
 	__u32 backend_id;
 };
 _Static_assert(sizeof(struct gateway_origin) == 24, "gateway_origin is 24 bytes");
+
+/* Value of `slots`, whose key is a port divided by GATEWAY_SLOT_PORTS. Gateways are numbers: 0 is this one, and others
+ * are keys of `peers`. */
+struct gateway_slot {
+	__u32 instead; /* the slot in which the gateway takes a port instead, the same if it is its own */
+	__u32 owner;
+	__u32 previous; /* gets packets of no flow from the owner, if it is not the owner itself */
+};
+_Static_assert(sizeof(struct gateway_slot) == 12, "gateway_slot is 12 bytes");
 
 /* The only value of `gateway_settings`. */
 struct gateway_settings {

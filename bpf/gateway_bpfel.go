@@ -184,6 +184,13 @@ type gatewayGatewaySettings struct {
 	Announce    uint32
 }
 
+type gatewayGatewaySlot struct {
+	_        structs.HostLayout
+	Instead  uint32
+	Owner    uint32
+	Previous uint32
+}
+
 type gatewayGatewaySourceKey struct {
 	_          structs.HostLayout
 	Prefixlen  uint32
@@ -241,6 +248,7 @@ const (
 	gatewayMapFragments       = "fragments"
 	gatewayMapFrontends       = "frontends"
 	gatewayMapGatewaySettings = "gateway_settings"
+	gatewayMapHandedOver      = "handed_over"
 	gatewayMapHandshakes      = "handshakes"
 	gatewayMapMembers         = "members"
 	gatewayMapMovingConn      = "moving_conn"
@@ -248,6 +256,7 @@ const (
 	gatewayMapOpened          = "opened"
 	gatewayMapOpenedLost      = "opened_lost"
 	gatewayMapOrigins         = "origins"
+	gatewayMapPeers           = "peers"
 	gatewayMapRefusals        = "refusals"
 	gatewayMapScratch         = "scratch"
 	gatewayMapSettings        = "settings"
@@ -325,6 +334,7 @@ type gatewayMapSpecs struct {
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
 	GatewaySettings *ebpf.MapSpec `ebpf:"gateway_settings"`
+	HandedOver      *ebpf.MapSpec `ebpf:"handed_over"`
 	Handshakes      *ebpf.MapSpec `ebpf:"handshakes"`
 	Members         *ebpf.MapSpec `ebpf:"members"`
 	MovingConn      *ebpf.MapSpec `ebpf:"moving_conn"`
@@ -332,6 +342,7 @@ type gatewayMapSpecs struct {
 	Opened          *ebpf.MapSpec `ebpf:"opened"`
 	OpenedLost      *ebpf.MapSpec `ebpf:"opened_lost"`
 	Origins         *ebpf.MapSpec `ebpf:"origins"`
+	Peers           *ebpf.MapSpec `ebpf:"peers"`
 	Refusals        *ebpf.MapSpec `ebpf:"refusals"`
 	Scratch         *ebpf.MapSpec `ebpf:"scratch"`
 	Settings        *ebpf.MapSpec `ebpf:"settings"`
@@ -383,6 +394,7 @@ type gatewayMaps struct {
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
 	GatewaySettings *ebpf.Map `ebpf:"gateway_settings"`
+	HandedOver      *ebpf.Map `ebpf:"handed_over"`
 	Handshakes      *ebpf.Map `ebpf:"handshakes"`
 	Members         *ebpf.Map `ebpf:"members"`
 	MovingConn      *ebpf.Map `ebpf:"moving_conn"`
@@ -390,6 +402,7 @@ type gatewayMaps struct {
 	Opened          *ebpf.Map `ebpf:"opened"`
 	OpenedLost      *ebpf.Map `ebpf:"opened_lost"`
 	Origins         *ebpf.Map `ebpf:"origins"`
+	Peers           *ebpf.Map `ebpf:"peers"`
 	Refusals        *ebpf.Map `ebpf:"refusals"`
 	Scratch         *ebpf.Map `ebpf:"scratch"`
 	Settings        *ebpf.Map `ebpf:"settings"`
@@ -415,6 +428,7 @@ func (m *gatewayMaps) Close() error {
 		m.Fragments,
 		m.Frontends,
 		m.GatewaySettings,
+		m.HandedOver,
 		m.Handshakes,
 		m.Members,
 		m.MovingConn,
@@ -422,6 +436,7 @@ func (m *gatewayMaps) Close() error {
 		m.Opened,
 		m.OpenedLost,
 		m.Origins,
+		m.Peers,
 		m.Refusals,
 		m.Scratch,
 		m.Settings,

@@ -69,13 +69,29 @@ struct {
 	__type(value, struct gateway_origin);
 } origins SEC(".maps");
 
-/* By slot of GATEWAY_SLOT_PORTS ports: the slot in which the gateway takes a port instead, itself if it is its own. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 65536 / GATEWAY_SLOT_PORTS);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct gateway_slot);
 } slots SEC(".maps");
+
+/* The addresses of the other gateways, by number from 1 on. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, GATEWAY_PEERS_MAX);
+	__type(key, __u32);
+	__uint(value_size, 16);
+} peers SEC(".maps");
+
+/* One number for each CPU: packets that were handed over to another gateway. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} handed_over SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

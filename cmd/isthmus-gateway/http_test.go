@@ -95,8 +95,8 @@ func openCerts(t *testing.T, by *certs.Authority) *certs.Source {
 	return s
 }
 
-// Packets sent by XDP are counted only with an eBPF balancer.
-func TestXDPIsCounted(t *testing.T) {
+// Packets sent by XDP, and those handed over, are counted only with an eBPF balancer.
+func TestPacketsOfEBPFAreCounted(t *testing.T) {
 	netlab.Privileged(t)
 	for _, kind := range []desired.Balancer{desired.EBPF, desired.NFTables} {
 		cfg := defaults()
@@ -111,8 +111,9 @@ func TestXDPIsCounted(t *testing.T) {
 		if err != nil || len(found) != 0 != (kind == desired.EBPF) {
 			t.Errorf("%s: metrics %v, %v", kind, found, err)
 		}
-		for _, m := range found { // no packet was refused yet
-			if m.GetName() != "isthmus_gateway_xdp_packets_total" || m.GetMetric()[0].GetCounter().GetValue() != 0 {
+		names := []string{"isthmus_gateway_handed_over_packets_total", "isthmus_gateway_xdp_packets_total"}
+		for i, m := range found { // no packet was refused yet
+			if m.GetName() != names[i] || m.GetMetric()[0].GetCounter().GetValue() != 0 {
 				t.Errorf("%s: %s", kind, m)
 			}
 		}

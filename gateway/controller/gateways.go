@@ -152,6 +152,24 @@ func group(n *v1alpha1.GatewayNode) string {
 // identity returns the name that the certificate of a gateway's agent must have.
 func identity(n *v1alpha1.GatewayNode) string { return cmp.Or(n.Spec.CertificateName, n.Name) }
 
+// peerAddress returns the address by which its peers reach a gateway, none if only its name is known.
+func peerAddress(n *v1alpha1.GatewayNode) netip.Addr {
+	for _, text := range []string{hostOf(n.Spec.URL), n.Spec.Address} {
+		if addr, err := netip.ParseAddr(text); err == nil && desired.Routable(addr) {
+			return addr
+		}
+	}
+	return netip.Addr{}
+}
+
+func hostOf(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return "" // the API server refuses such URLs
+	}
+	return u.Hostname()
+}
+
 // agentPort returns the port of a gateway's agent.
 func agentPort(n *v1alpha1.GatewayNode) uint16 {
 	u, err := url.Parse(n.Spec.URL)
@@ -185,7 +203,7 @@ func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, peers []*v1
 		Slots: slots(n, peers), VIPs: vips,
 	}
 	for _, o := range peers {
-		s.Peers = append(s.Peers, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
+		s.Peers = append(s.Peers, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o), Address: peerAddress(o)})
 	}
 	var err error
 	if n.Spec.BGP != nil {

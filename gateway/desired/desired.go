@@ -64,6 +64,9 @@ type State struct {
 type PeerGateway struct {
 	URL  string `json:"url"`  // such as https://192.0.2.12:9479
 	Name string `json:"name"` // the identity in its certificate
+	// Address is the one to which packets for it can be handed over, if it is on one link with this gateway; none: no packets
+	// are.
+	Address netip.Addr `json:"address,omitzero"`
 }
 
 // The slots: SlotPorts ports each.

@@ -40,6 +40,7 @@ func TestValidate(t *testing.T) {
 		"balancer":                     func(s *State) { s.Balancer = "ipvs" },
 		"peers[0].name":                func(s *State) { s.Peers[0].Name = "" },
 		"peers[0].url":                 func(s *State) { s.Peers[0].URL = "http://10.0.0.12" },
+		"peers[0].address":             func(s *State) { s.Peers[0].Address = netip.IPv6Loopback() },
 		"slots":                        func(s *State) { s.Slots = make([]Slot, 63) },
 		"slots[5].owner":               func(s *State) { s.Slots = make([]Slot, 64); s.Slots[5].Owner = 2 },
 		"slots[63].previous":           func(s *State) { s.Slots = make([]Slot, 64); s.Slots[63].Previous = -1 },

@@ -58,6 +58,9 @@ func (s *State) validate(have *State) (faults Faults, broken map[int]bool) {
 			if u, err := url.Parse(m.URL); err != nil || u.Scheme != "https" || u.Host == "" {
 				v.add("url", "is %q; it must be https://HOST:PORT", m.URL)
 			}
+			if m.Address.IsValid() {
+				v.address("address", m.Address)
+			}
 		})
 	}
 	v.slots(s)

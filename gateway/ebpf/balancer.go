@@ -402,12 +402,18 @@ func (b *Balancer) readTables() (map[uint32]uint64, error) {
 	return sums, nil
 }
 
-// Sent returns the number of packets that drivers have forwarded, on all CPUs.
-func (b *Balancer) Sent() (n uint64) {
+// Sent returns the number of packets that drivers have forwarded.
+func (b *Balancer) Sent() uint64 { return b.counter(bpf.MapXDPSent) }
+
+// HandedOver returns the number of packets that were handed over to other gateways.
+func (b *Balancer) HandedOver() uint64 { return b.counter(bpf.MapHandedOver) }
+
+// counter returns the sum of a counter over all CPUs.
+func (b *Balancer) counter(name string) (n uint64) {
 	var each []uint64
-	_ = b.k.maps[bpf.MapXDPSent].Lookup(uint32(0), &each) // an array always has index 0
-	for _, sent := range each {
-		n += sent
+	_ = b.k.maps[name].Lookup(uint32(0), &each) // an array always has index 0
+	for _, count := range each {
+		n += count
 	}
 	return n
 }

@@ -21,14 +21,15 @@ type content struct {
 	sources   map[bpf.GatewaySourceKey]uint32
 	members   map[bpf.GatewayMember]uint32
 	origins   map[bpf.GatewayOriginKey]bpf.GatewayOrigin
-	slots     map[uint32]uint32 // see desired.State.OwnSlots
+	slots     map[uint32]bpf.GatewaySlot
+	peers     map[uint32][16]byte
 }
 
 func newContent() *content {
 	return &content{
 		vips: map[[16]byte]bpf.GatewayVIP{}, frontends: map[bpf.GatewayFrontendKey]bpf.GatewayFrontend{}, tables: map[uint32]uint64{},
 		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, members: map[bpf.GatewayMember]uint32{}, origins: map[bpf.GatewayOriginKey]bpf.GatewayOrigin{},
-		slots: map[uint32]uint32{},
+		slots: map[uint32]bpf.GatewaySlot{}, peers: map[uint32][16]byte{},
 	}
 }
 
@@ -44,14 +45,28 @@ type environment struct {
 // build returns what the maps must hold for a state. A VIP that cannot be balanced is a fault.
 func build(s *desired.State, m environment) (*content, desired.Faults) {
 	c := newContent()
-	for slot, instead := range s.OwnSlots() {
-		c.slots[uint32(slot)] = uint32(instead)
-	}
+	c.addSlots(s)
 	var faults desired.Faults
 	for i := range s.VIPs {
 		faults = append(faults, c.addVIP(fmt.Sprintf("vips[%d]", i), &s.VIPs[i], m)...)
 	}
 	return c, faults
+}
+
+// addSlots adds the slots, and the addresses of their owners.
+func (c *content) addSlots(s *desired.State) {
+	for slot, instead := range s.OwnSlots() {
+		is := bpf.GatewaySlot{Instead: uint32(instead)}
+		if len(s.Slots) > 0 {
+			is.Owner, is.Previous = uint32(s.Slots[slot].Owner), uint32(s.Slots[slot].Previous)
+		}
+		c.slots[uint32(slot)] = is
+	}
+	for i, peer := range s.Peers {
+		if i < bpf.GatewayPeers && peer.Address.IsValid() {
+			c.peers[uint32(i)+1] = bpf.Addr16(peer.Address)
+		}
+	}
 }
 
 func (c *content) addVIP(at string, v *desired.VIP, m environment) (faults desired.Faults) {
@@ -199,5 +214,6 @@ func (c *content) differences(o *content) map[string]bool {
 		bpf.MapGatewayTables: !maps.Equal(c.tables, o.tables), bpf.MapBackends: !maps.Equal(c.backends, o.backends),
 		bpf.MapGatewaySources: !maps.Equal(c.sources, o.sources), bpf.MapGatewayMembers: !maps.Equal(c.members, o.members),
 		bpf.MapGatewayOrigins: !maps.Equal(c.origins, o.origins), bpf.MapGatewaySlots: !maps.Equal(c.slots, o.slots),
+		bpf.MapGatewayPeers: !maps.Equal(c.peers, o.peers),
 	}
 }

@@ -318,14 +318,17 @@ func TestFailoverByHash(t *testing.T) {
 func TestAnswersByAnotherGateway(t *testing.T) {
 	w := newTestbed(t)
 	w.serve()
-	s := state(desired.Routed, 1, 2, 3, 4)
-	for f := range s.VIPs {
-		refusing := s.VIPs[f].Frontends[0]
-		refusing.Port, refusing.Backends = 81, []desired.Backend{{Addr: backend(f, 1), Port: backendPort + 1, Weight: 1}}
-		s.VIPs[f].Frontends = append(s.VIPs[f].Frontends, refusing)
-	}
-	w.apply(s)
+	w.apply(withClosedPort(state(desired.Routed, 1, 2, 3, 4)))
 	w.leadBack(1)
+	connects(t, w)
+	if n := w.refusals(1)["no_flow"]; n > 0 {
+		t.Errorf("%d answers found no flow", n)
+	}
+}
+
+// connects opens connections of all kinds, and uses them. Port 81 of the VIPs leads to a closed port.
+func connects(t *testing.T, w *testbed) {
+	t.Helper()
 	for f := range vips {
 		all := w.openAll(f)
 		if idle, download, upload := all.broken(w); idle+download+upload > 0 {
@@ -343,16 +346,73 @@ func TestAnswersByAnotherGateway(t *testing.T) {
 			}
 		}
 	}
-	if n := w.refusals(1)["no_flow"]; n > 0 {
-		t.Errorf("%d answers found no flow", n)
+}
+
+// With SNAT, the slot of an answer's port names the gateway that has the connection, and any other hands the answer over to it.
+func TestAnswersAreHandedOver(t *testing.T) {
+	for name, owner := range map[string]func(g, slot int) int{
+		"to the owner":          alternate,
+		"to the previous owner": func(int, int) int { return 1 }, // gateway 0 owns none, and so uses all, as before gateway 1 joined
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestbed(t)
+			w.serve()
+			w.applySlots(withClosedPort(state(desired.SNAT, 1, 2, 3, 4)), owner)
+			w.leadBack(1)
+			connects(t, w)
+			if n := w.refusals(1)["no_flow"] + w.refusals(0)["no_flow"]; n > 0 {
+				t.Errorf("%d answers found no flow", n)
+			}
+			if w.balancers[1].HandedOver() == 0 || w.balancers[0].HandedOver() > 0 {
+				t.Errorf("gateway 1 has handed over %d packets, gateway 0 %d", w.balancers[1].HandedOver(), w.balancers[0].HandedOver())
+			}
+		})
 	}
+}
+
+// Between gateways that have different slots no packet circles: the second one drops what it does not know either.
+func TestNoPacketCircles(t *testing.T) {
+	for name, owner := range map[string]func(g, slot int) int{
+		"each considers the other the owner": func(g, _ int) int { return 1 - g },
+		"each considers itself the owner":    func(g, _ int) int { return g },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestbed(t)
+			w.applySlots(state(desired.SNAT, 1), owner)
+			w.leadBack(1)
+			for f, vip := range vips {
+				w.check(w.machine.Do(func() error {
+					c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(backend(f, 1), backendPort)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(vip, 20000)))
+					if err != nil {
+						return err
+					}
+					_, err = c.Write([]byte("of no flow"))
+					return errors.Join(err, c.Close())
+				}))
+				w.until(func() bool { return w.refusals(0)["no_flow"]+w.refusals(1)["no_flow"] == uint64(f)+1 }, "the packet is dropped")
+				if a, b := w.balancers[1].HandedOver(), w.balancers[0].HandedOver(); a != uint64(f)+1 || b > 0 {
+					t.Errorf("%s: gateway 1 has handed over %d packets, and gateway 0 %d", families[f], a, b)
+				}
+			}
+		})
+	}
+}
+
+// withClosedPort adds port 81 to both VIPs, with a backend that refuses connections.
+func withClosedPort(s *desired.State) *desired.State {
+	for f := range s.VIPs {
+		refusing := s.VIPs[f].Frontends[0]
+		refusing.Port, refusing.Backends = 81, []desired.Backend{{Addr: backend(f, 1), Port: backendPort + 1, Weight: 1}}
+		s.VIPs[f].Frontends = append(s.VIPs[f].Frontends, refusing)
+	}
+	return s
 }
 
 // The source ports of the VIP say which gateway has a connection: each takes them from its own slots.
 func TestPortsOfSlots(t *testing.T) {
 	w := newTestbed(t)
 	w.serve()
-	w.applySlots(state(desired.SNAT, 1, 2))
+	w.applySlots(state(desired.SNAT, 1, 2), alternate)
 	for g := range w.balancers {
 		w.lead(g)
 		for f := range vips {

@@ -134,6 +134,7 @@ func (k *kernel) read() (*content, error) {
 		dump(k.maps[bpf.MapGatewayVIPs], c.vips), dump(k.maps[bpf.MapFrontends], c.frontends), dump(k.maps[bpf.MapBackends], c.backends),
 		dump(k.maps[bpf.MapGatewaySources], c.sources), dump(k.maps[bpf.MapGatewayMembers], c.members),
 		dump(k.maps[bpf.MapGatewayOrigins], c.origins), dump(k.maps[bpf.MapGatewaySlots], c.slots),
+		dump(k.maps[bpf.MapGatewayPeers], c.peers),
 	)
 }
 

@@ -135,18 +135,30 @@ func (w *testbed) apply(s *desired.State) {
 	}
 }
 
-// applySlots applies s on both gateways, each with every second slot.
-func (w *testbed) applySlots(s *desired.State) {
+// applySlots applies s on both gateways. owner returns the owner of a slot, as a gateway knows it; the other gateway is its previous
+// owner.
+func (w *testbed) applySlots(s *desired.State, owner func(g, slot int) int) {
 	w.t.Helper()
 	for g := range w.balancers {
+		other := edge.Gateways[1-g][0]
 		own := *s
-		own.Peers = []desired.PeerGateway{{URL: "https://192.0.2.1:9479", Name: "other"}}
+		own.Peers = []desired.PeerGateway{{URL: "https://192.0.2.1:9479", Name: "other", Address: other}}
 		for i := range desired.SlotCount {
-			own.Slots = append(own.Slots, desired.Slot{Owner: (i + g) & 1, Previous: 1 - (i+g)&1})
+			number := (owner(g, i) + g) % 2 // 0 is the gateway itself
+			own.Slots = append(own.Slots, desired.Slot{Owner: number, Previous: 1 - number})
 		}
 		w.check(w.applyTo(g, &own))
+		w.check(w.Gateways[g].Do(func() error { // as agents do, so that the neighbour is known
+			if _, err := net.DialTimeout("tcp", netip.AddrPortFrom(other, 9479).String(), patience); !errors.Is(err, unix.ECONNREFUSED) {
+				return fmt.Errorf("connect to gateway %s: %w", other, err)
+			}
+			return nil
+		}))
 	}
 }
+
+// alternate gives gateways every second slot.
+func alternate(_, slot int) int { return slot % 2 }
 
 func (w *testbed) applyTo(g int, s *desired.State) error {
 	return w.Gateways[g].Do(func() error { return w.balancers[g].Apply(context.Background(), s) })

@@ -17,6 +17,7 @@ import (
 func (k *kernel) write(have, old, want *content, tables map[uint32][]byte) error {
 	m := k.maps
 	for _, step := range []func() error{
+		func() error { return put(m[bpf.MapGatewayPeers], have.peers, want.peers) },
 		func() error { return put(m[bpf.MapGatewaySlots], have.slots, want.slots) },
 		func() error { return put(m[bpf.MapGatewayOrigins], have.origins, want.origins) },
 		func() error { return put(m[bpf.MapBackends], have.backends, want.backends) },
@@ -32,6 +33,7 @@ func (k *kernel) write(have, old, want *content, tables map[uint32][]byte) error
 		func() error { return remove(m[bpf.MapGatewayMembers], have.members, old.members, want.members) },
 		func() error { return remove(m[bpf.MapBackends], have.backends, old.backends, want.backends) },
 		func() error { return remove(m[bpf.MapGatewayOrigins], have.origins, old.origins, want.origins) },
+		func() error { return remove(m[bpf.MapGatewayPeers], have.peers, old.peers, want.peers) },
 	} {
 		if err := step(); err != nil {
 			return err

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Handing a backend's answer over to the gateway that has its connection. Routers may lead the answer to another one,
+ * which knows the connection only some milliseconds after both sides have spoken: not yet at the SYN+ACK.
+ *
+ * The answer goes to the VIP, and the slot of its port names the gateway. If the slot's owner does not know it either,
+ * the slot may have been another's until a moment ago, and the owner hands it on to the previous owner. No one else
+ * hands on what a gateway has handed over, and an owner never back. All states rank gateways alike for a slot, owner
+ * before previous owner. So no packet circles, even while gateways have different states.
+ *
+ * The packet stays as it is, apart from its hop limit. Only its link header leads to the other gateway, which must
+ * therefore be on one link with this one.
+ */
+#ifndef ISTHMUS_HAND_OVER_H
+#define ISTHMUS_HAND_OVER_H
+
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+#include "flow.h"
+#include "gateway.h"
+#include "gateway_maps.h"
+#include "net.h"
+#include "packet_parse.h"
+#include "route.h"
+
+/* The link to another gateway. */
+struct peer_link {
+	__u32 ifindex;
+	__u8 macs[12]; /* the other gateway's and this one's, as in an Ethernet header */
+};
+
+static __always_inline struct gateway_slot *find_slot(__u16 port)
+{
+	__u32 slot = port / GATEWAY_SLOT_PORTS;
+
+	return bpf_map_lookup_elem(&slots, &slot);
+}
+
+/* Finds the link to a gateway. Returns false if there is none, or its neighbour is not resolved. The agents of gateways
+ * talk to one another, so it is. Not static: see skip_extensions. */
+__noinline int find_peer(struct __sk_buff *skb, __u32 number, struct peer_link *to)
+{
+	__u8 *addr = bpf_map_lookup_elem(&peers, &number), there[16] ADDR_ALIGNED, none[16] ADDR_ALIGNED = {};
+	struct bpf_fib_lookup fib = { .tot_len = ANY_LENGTH, .ifindex = skb->ifindex };
+	bool ipv6;
+
+	if (!addr || !to)
+		return false;
+	__builtin_memcpy(there, addr, sizeof(there));
+	write_mapped(none, last_word(there));
+	ipv6 = !same_addr(none, there);
+	__builtin_memset(none, 0, sizeof(none));
+	set_fib_addrs(&fib, ipv6, none, there);
+	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
+		return false;
+	/* If the route leads through a router, the lookup has replaced the address by the router's. */
+	if (ipv6 ? __builtin_memcmp(fib.ipv6_dst, there, sizeof(there)) : fib.ipv4_dst != last_word(there))
+		return false;
+	to->ifindex = fib.ifindex;
+	__builtin_memcpy(to->macs, fib.dmac, 6);
+	__builtin_memcpy(to->macs + 6, fib.smac, 6);
+	return true;
+}
+
+/* Returns the number of the gateway that has handed this packet over, 0 for none. */
+static __noinline __u32 find_sender(struct __sk_buff *skb)
+{
+	struct ethernet_header link;
+	struct peer_link peer = {};
+
+	if (bpf_skb_load_bytes(skb, 0, &link, sizeof(link)))
+		return 0;
+	for (__u32 number = 1; number <= GATEWAY_PEERS_MAX; number++) {
+		if (find_peer(skb, number, &peer) && !__builtin_memcmp(peer.macs, link.from, sizeof(link.from)))
+			return number;
+	}
+	return 0;
+}
+
+/* Decrements the hop limit. */
+static __noinline bool lower_hops(struct __sk_buff *skb, const struct packet *p)
+{
+	__u8 bytes[4];
+	__u16 check;
+
+	__builtin_memcpy(bytes, &p->hop_word, sizeof(bytes));
+	if (p->ipv6) {
+		bytes[3]--;
+		return !bpf_skb_store_bytes(skb, p->l3 + 4, bytes, sizeof(bytes), BPF_F_RECOMPUTE_CSUM);
+	}
+	bytes[0]--;
+	__builtin_memcpy(&check, bytes + 2, sizeof(check));
+	check = replace_in_check(check, bpf_htons(0xfeff)); /* minus one in the upper half of a word */
+	__builtin_memcpy(bytes + 2, &check, sizeof(check));
+	/* the header checksum keeps the sum over the packet unchanged */
+	return !bpf_skb_store_bytes(skb, p->l3 + 8, bytes, sizeof(bytes), 0);
+}
+
+/* Hands a backend's packet to a VIP over, which belongs to no flow here. Returns TC_ACT_SHOT if no other gateway is to
+ * get it. */
+__noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
+{
+	struct peer_link to = {};
+	struct gateway_slot *slot;
+	__u32 number, sender, zero = 0;
+	__u64 *count;
+
+	slot = p ? find_slot(p->key.server_port) : NULL;
+	if (!slot || LINK_HEADER < sizeof(struct ethernet_header) || hops_of(p) <= 1)
+		return TC_ACT_SHOT;
+	number = slot->owner ?: slot->previous;
+	sender = find_sender(skb);
+	if ((slot->owner && sender) || number == sender || !find_peer(skb, number, &to))
+		return TC_ACT_SHOT;
+	if (p->part == PART_FIRST)
+		remember_fragment(p);
+	if (!lower_hops(skb, p) || bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0))
+		return TC_ACT_SHOT;
+	count = bpf_map_lookup_elem(&handed_over, &zero);
+	if (count)
+		++*count;
+	return bpf_redirect(to.ifindex, 0);
+}
+
+#endif
