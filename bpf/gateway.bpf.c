@@ -725,8 +725,8 @@ static __always_inline bool may_adopt(const struct packet *p)
 
 /* Derives the translation of a backend's packet of no known flow, in `other` of `scratch`, if the packet can only be
  * the answer of one frontend: the client's packets pass another gateway. An open flow is adopted, half-open until the
- * client sends a packet here too, so that it keeps its backend if that gateway dies. Without room for it, and for all
- * other packets, no flow is necessary. */
+ * client sends a packet here too, so that it keeps its backend if that gateway dies. It is announced, because no other
+ * gateway sees both sides either. Without room for it, and for all other packets, no flow is necessary. */
 __noinline int derive_answer(struct __sk_buff *skb, const struct packet *p)
 {
 	struct gateway_scratch *s;
@@ -736,6 +736,7 @@ __noinline int derive_answer(struct __sk_buff *skb, const struct packet *p)
 	if (!p || !s || is_syn(p) || !derive_flow(p, s))
 		return false;
 	if (may_adopt(p) && may_open_flow(p, 0) && store(&s->key, &s->flow)) {
+		announce_flow(&s->key, &s->flow);
 		s->key = p->key;
 		store_entry(&s->key, &s->other);
 	}

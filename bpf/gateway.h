@@ -121,8 +121,9 @@ enum gateway_conn_flags {
 	GATEWAY_STANDBY = 128,	 /* announced by another gateway, and no packet of it has come here */
 };
 
-/* A record of the ring buffer `opened`, of 104 bytes in older builds. A flow is announced once both sides have spoken.
- * A UDP flow is announced when it is a second old, since most are one question and its answer. */
+/* A record of the ring buffer `opened`, of 104 bytes in older builds. A flow is announced once both sides have spoken,
+ * and a half-open one if only its backend has spoken here. A UDP flow is announced when it is a second old, since most
+ * are one question and its answer. */
 struct gateway_opened {
 	struct conn_key key;
 	struct conn conn;

@@ -111,7 +111,7 @@ __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
 	__u64 *count;
 
 	slot = p ? find_slot(p->key.server_port) : NULL;
-	if (!slot || LINK_HEADER < sizeof(struct ethernet_header) || hops_of(p) <= 1)
+	if (!slot || LINK_HEADER < sizeof(struct ethernet_header) || p->tagged || hops_of(p) <= 1)
 		return TC_ACT_SHOT;
 	number = slot->owner ?: slot->previous;
 	sender = find_sender(skb);

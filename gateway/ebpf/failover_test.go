@@ -326,6 +326,43 @@ func TestAnswersByAnotherGateway(t *testing.T) {
 	}
 }
 
+// No gateway sees both sides of a connection whose answers pass another one than its questions. The gateways tell each other what
+// they see, and then either continues it alone, even if the backends have changed since.
+func TestHalvesOfConnections(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	w.apply(state(desired.Routed, 1, 2))
+	w.leadBack(1)
+	questions, answers := w.export(0), w.export(1)
+	var all [2]kinds
+	for f := range vips {
+		all[f] = w.openAll(f)
+	}
+	const connections = 2 * 3 * each
+	w.until(func() bool { return len(answers.all()) == connections }, "the gateway of the answers announces all connections")
+	if n := len(questions.all()); n > 0 {
+		t.Errorf("the gateway of the questions announces %d connections before it knows of answers", n)
+	}
+	w.importFlows(0, answers.all())
+	w.until(func() bool {
+		for f := range vips {
+			if idle, download, upload := all[f].broken(w); idle+download+upload > 0 {
+				t.Fatalf("%s: %d idle, %d download and %d upload connections are broken", families[f], idle, download, upload)
+			}
+		}
+		return len(questions.all()) == connections
+	}, "the gateway of the questions announces all connections")
+	w.importFlows(1, questions.all())
+	w.apply(state(desired.Routed, 1, 2, 3, 4))
+	w.check(w.Cut(0))
+	w.lead(1)
+	for f := range vips {
+		if idle, download, upload := all[f].broken(w); idle+download+upload > 0 {
+			t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken: %v", families[f], idle, download, upload, each, w.refusals(1))
+		}
+	}
+}
+
 // connects opens connections of all kinds, and uses them. Port 81 of the VIPs leads to a closed port.
 func connects(t *testing.T, w *testbed) {
 	t.Helper()

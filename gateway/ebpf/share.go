@@ -162,6 +162,7 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, send func
 		Protocol: protocolName(key.Proto),
 		Client:   netip.AddrPortFrom(bpf.AddrOf(key.Client), key.ClientPort), VIP: netip.AddrPortFrom(bpf.AddrOf(key.Server), key.ServerPort),
 		Backend: netip.AddrPortFrom(bpf.AddrOf(c.Addr), c.ServerPort), Source: netip.AddrPortFrom(bpf.AddrOf(key.Client), c.ClientPort),
+		HalfOpen: key.Proto == unix.IPPROTO_TCP && bpf.ConnState(c.State) == bpf.ConnAnswered,
 	}
 	if c.Flags&bpf.GatewayDoubleNAT != 0 {
 		f.Source = netip.AddrPortFrom(f.VIP.Addr(), c.ClientPort)
@@ -187,6 +188,12 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 			early = append(early, f)
 			continue
 		}
+		if f.HalfOpen {
+			if err := b.answer(&f, proto); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		c := bpf.GatewayConn{
 			BackendId: number, Service: service, State: uint8(bpf.ConnOpen), Flags: bpf.GatewayStandby, Seen: now() - uint64(max(0, idleTimeout(proto)-standbyTimeout)),
 		}
@@ -198,6 +205,33 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 		}
 	}
 	return early, nil
+}
+
+// answer notes that the backend of a flow has spoken, if only its client has here. The client's next packet then opens the flow. A
+// flow whose client has not spoken here is not stored: a backend that makes up clients would crowd out others.
+func (b *Balancer) answer(f *flows.Flow, proto uint8) error {
+	m := b.k.maps[bpf.MapHandshakes]
+	key := bpf.GatewayConnKey{
+		Client: bpf.Addr16(f.Client.Addr()), ClientPort: f.Client.Port(), Server: bpf.Addr16(f.VIP.Addr()), ServerPort: f.VIP.Port(), Proto: proto,
+	}
+	reply := bpf.GatewayConnKey{
+		Client: key.Client, ClientPort: f.Source.Port(), Server: bpf.Addr16(f.Backend.Addr()), ServerPort: f.Backend.Port(), Proto: proto, Reply: 1,
+	}
+	for _, k := range []bpf.GatewayConnKey{reply, key} {
+		var c bpf.GatewayConn
+		err := m.Lookup(k, &c)
+		if err == nil && bpf.ConnState(c.State) == bpf.ConnOpening {
+			c.State, c.Window = uint8(bpf.ConnAnswered), 0 // the windows of the answer are unknown
+			err = m.Update(k, c, ebpf.UpdateExist)
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("note the answer of flow %s: %w", f, err)
+		}
+	}
+	return nil
 }
 
 // storeAffinity stores the backend that a client of another gateway has, unless the client already has one here.

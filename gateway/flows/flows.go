@@ -16,6 +16,9 @@ type Flow struct {
 	// Source is the address that the backend sees: the client's own, perhaps with another port, or the VIP with a port
 	// that stands for the client.
 	Source netip.AddrPort `json:"source"`
+	// HalfOpen means that the sender has seen only packets of the backend. A gateway that has seen only those of the client
+	// then knows that the connection is open.
+	HalfOpen bool `json:"halfOpen,omitempty"`
 }
 
 func (f Flow) String() string {
