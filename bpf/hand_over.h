@@ -114,8 +114,10 @@ __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
 	if (!slot || LINK_HEADER < sizeof(struct ethernet_header) || p->tagged || hops_of(p) <= 1)
 		return TC_ACT_SHOT;
 	number = slot->owner ?: slot->previous;
+	if (!number || !find_peer(skb, number, &to))
+		return TC_ACT_SHOT;
 	sender = find_sender(skb);
-	if ((slot->owner && sender) || number == sender || !find_peer(skb, number, &to))
+	if (sender == number || (sender && slot->owner))
 		return TC_ACT_SHOT;
 	if (p->part == PART_FIRST)
 		remember_fragment(p);
