@@ -767,7 +767,9 @@ static __always_inline int translate_reply(struct __sk_buff *skb, struct packet 
 		if (!find_origin(p->key.server, port, p->key.proto) || !is_forwarded(skb, p))
 			return TC_ACT_UNSPEC;
 		derived = derive_answer(skb, p) ? bpf_map_lookup_elem(&scratch, &zero) : NULL;
-		return derived ? forward(skb, p, &derived->other) : drop(0, GATEWAY_DROP_NO_FLOW);
+		if (derived)
+			return forward(skb, p, &derived->other);
+		return !is_syn(p) && hand_to_all(skb, p) ? TC_ACT_SHOT : drop(0, GATEWAY_DROP_NO_FLOW);
 	}
 	if (c->flags & GATEWAY_DOUBLE_NAT)
 		return TC_ACT_UNSPEC; /* replies of this flow go to its source address instead */

@@ -26,6 +26,7 @@
 #include "gateway_maps.h"
 #include "net.h"
 #include "packet_parse.h"
+#include "packet_refuse.h"
 #include "route.h"
 
 /* The link to another gateway. */
@@ -101,17 +102,30 @@ static __noinline bool lower_hops(struct __sk_buff *skb, const struct packet *p)
 	return !bpf_skb_store_bytes(skb, p->l3 + 8, bytes, sizeof(bytes), 0);
 }
 
+static __always_inline bool can_hand_over(const struct packet *p)
+{
+	return LINK_HEADER >= sizeof(struct ethernet_header) && !p->tagged && hops_of(p) > 1;
+}
+
+static __always_inline void count_handed_over(void)
+{
+	__u32 zero = 0;
+	__u64 *count = bpf_map_lookup_elem(&handed_over, &zero);
+
+	if (count)
+		++*count;
+}
+
 /* Hands a backend's packet to a VIP over, which belongs to no flow here. Returns TC_ACT_SHOT if no other gateway is to
  * get it. */
 __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
 {
 	struct peer_link to = {};
 	struct gateway_slot *slot;
-	__u32 number, sender, zero = 0;
-	__u64 *count;
+	__u32 number, sender;
 
 	slot = p ? find_slot(p->key.server_port) : NULL;
-	if (!slot || LINK_HEADER < sizeof(struct ethernet_header) || p->tagged || hops_of(p) <= 1)
+	if (!slot || !can_hand_over(p))
 		return TC_ACT_SHOT;
 	number = slot->owner ?: slot->previous;
 	if (!number || !find_peer(skb, number, &to))
@@ -123,10 +137,29 @@ __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
 		remember_fragment(p);
 	if (!lower_hops(skb, p) || bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0))
 		return TC_ACT_SHOT;
-	count = bpf_map_lookup_elem(&handed_over, &zero);
-	if (count)
-		++*count;
+	count_handed_over();
 	return bpf_redirect(to.ifindex, 0);
+}
+
+/* Hands a copy of a backend's packet to every other gateway, one of which has its flow. Returns false if there is none,
+ * or another gateway has done the same. The copies are limited as replies are. */
+__noinline int hand_to_all(struct __sk_buff *skb, const struct packet *p)
+{
+	struct peer_link to = {};
+	bool lowered = false;
+
+	if (!p || !can_hand_over(p) || find_sender(skb) || !may_reply())
+		return false;
+	for (__u32 number = 1; number <= GATEWAY_PEERS_MAX; number++) {
+		if (!find_peer(skb, number, &to))
+			continue;
+		if ((!lowered && !lower_hops(skb, p)) || bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0))
+			return false;
+		lowered = true;
+		if (!bpf_clone_redirect(skb, to.ifindex, 0))
+			count_handed_over();
+	}
+	return lowered;
 }
 
 #endif

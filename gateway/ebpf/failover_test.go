@@ -318,7 +318,7 @@ func TestFailoverByHash(t *testing.T) {
 func TestAnswersByAnotherGateway(t *testing.T) {
 	w := newTestbed(t)
 	w.serve()
-	w.apply(withClosedPort(state(desired.Routed, 1, 2, 3, 4)))
+	w.apply(withClosedPort(*state(desired.Routed, 1, 2, 3, 4)))
 	w.leadBack(1)
 	connects(t, w)
 	if n := w.refusals(1)["no_flow"]; n > 0 {
@@ -385,16 +385,30 @@ func connects(t *testing.T, w *testbed) {
 	}
 }
 
-// With SNAT, the slot of an answer's port names the gateway that has the connection, and any other hands the answer over to it.
+// With SNAT, the slot of an answer's port names the gateway that has the connection, and any other hands the answer over to it. Routed
+// answers name none if their backend and port serve several frontends, and every other gateway gets a copy.
 func TestAnswersAreHandedOver(t *testing.T) {
-	for name, owner := range map[string]func(g, slot int) int{
-		"to the owner":          alternate,
-		"to the previous owner": func(int, int) int { return 1 }, // gateway 0 owns none, and so uses all, as before gateway 1 joined
+	several := state(desired.Routed, 1, 2, 3, 4)
+	for f := range several.VIPs {
+		twice := several.VIPs[f].Frontends[0]
+		twice.Port = 82
+		udp := several.VIPs[f].Frontends[1]
+		udp.Port = 82
+		several.VIPs[f].Frontends = append(several.VIPs[f].Frontends, twice, udp)
+	}
+	snat := state(desired.SNAT, 1, 2, 3, 4)
+	for name, tc := range map[string]struct {
+		state *desired.State
+		owner func(g, slot int) int
+	}{
+		"to the owner":          {snat, alternate},
+		"to the previous owner": {snat, func(int, int) int { return 1 }}, // gateway 0 owns none, and so uses all, as before gateway 1 joined
+		"to all":                {several, alternate},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTestbed(t)
 			w.serve()
-			w.applySlots(withClosedPort(state(desired.SNAT, 1, 2, 3, 4)), owner)
+			w.applySlots(withClosedPort(*tc.state), tc.owner)
 			w.leadBack(1)
 			connects(t, w)
 			if n := w.refusals(1)["no_flow"] + w.refusals(0)["no_flow"]; n > 0 {
@@ -435,14 +449,15 @@ func TestNoPacketCircles(t *testing.T) {
 	}
 }
 
-// withClosedPort adds port 81 to both VIPs, with a backend that refuses connections.
-func withClosedPort(s *desired.State) *desired.State {
+// withClosedPort returns s with port 81 of both VIPs, whose backend refuses connections.
+func withClosedPort(s desired.State) *desired.State {
+	s.VIPs = slices.Clone(s.VIPs)
 	for f := range s.VIPs {
 		refusing := s.VIPs[f].Frontends[0]
 		refusing.Port, refusing.Backends = 81, []desired.Backend{{Addr: backend(f, 1), Port: backendPort + 1, Weight: 1}}
-		s.VIPs[f].Frontends = append(s.VIPs[f].Frontends, refusing)
+		s.VIPs[f].Frontends = append(slices.Clip(s.VIPs[f].Frontends), refusing)
 	}
-	return s
+	return &s
 }
 
 // The source ports of the VIP say which gateway has a connection: each takes them from its own slots.
