@@ -6,7 +6,8 @@
  * A packet to a VIP becomes one to a backend. A Maglev table and a hash of the client choose the backend, so every
  * gateway with the same backends makes the same choice. A packet of a flow from a backend becomes one from the VIP. So
  * does one that belongs to no flow here, if its backend and port serve one frontend only: the client's packets pass
- * another gateway. Any other is dropped: if it were forwarded, the client would see an address that it never contacted.
+ * another gateway. Any other is handed over or dropped: if it were forwarded, the client would see an address that it
+ * never contacted.
  *
  * A flow has two entries, as flow.h says:
  *

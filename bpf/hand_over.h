@@ -3,10 +3,13 @@
  * Handing a backend's answer over to the gateway that has its connection. Routers may lead the answer to another one,
  * which knows the connection only some milliseconds after both sides have spoken: not yet at the SYN+ACK.
  *
- * The answer goes to the VIP, and the slot of its port names the gateway. If the slot's owner does not know it either,
- * the slot may have been another's until a moment ago, and the owner hands it on to the previous owner. No one else
- * hands on what a gateway has handed over, and an owner never back. All states rank gateways alike for a slot, owner
- * before previous owner. So no packet circles, even while gateways have different states.
+ * If the VIP replaces the client, the answer goes to it, and the slot of its port names the gateway. If the slot's
+ * owner does not know it either, the slot may have been another's until a moment ago, and the owner hands it on to the
+ * previous owner. No one else hands on what a gateway has handed over, and an owner never back. All states rank
+ * gateways alike for a slot, owner before previous owner. So no packet circles, even while gateways have different
+ * states.
+ *
+ * An answer to the client itself names no gateway, if several frontends have its backend and port. All get a copy then.
  *
  * The packet stays as it is, apart from its hop limit. Only its link header leads to the other gateway, which must
  * therefore be on one link with this one.
