@@ -72,6 +72,8 @@ type request struct {
 	Floating service.FloatingIP
 	// Purpose names the Service. A request that is repeated after a crash finds the port of the first one.
 	Purpose string
+	// Namespace is that of the Service. A floating IP that was kept for a namespace is given to that one alone.
+	Namespace string
 }
 
 // provider allocates addresses as objects in the cloud. The methods with a context make calls, in a lane.
@@ -87,7 +89,7 @@ type provider interface {
 	// create returns a new port, without a floating IP. all are the existing ports.
 	create(ctx context.Context, r request, all map[string]port) (port, error)
 	// float associates a floating IP with a port, or removes it.
-	float(ctx context.Context, p port, want service.FloatingIP) (port, error)
+	float(ctx context.Context, p port, r request) (port, error)
 	// clean deletes all objects that no Service uses, and returns descriptions of them.
 	clean(ctx context.Context, used map[string]bool) (gone []string, err error)
 }

@@ -102,7 +102,7 @@ func (w *worker) CreateAndAssignPort(s *corev1.Service, src *cloudPorts, r reque
 			p, err = src.create(ctx, r, all)
 		}
 		if err == nil {
-			p, err = src.float(ctx, p, r.Floating)
+			p, err = src.float(ctx, p, r)
 		}
 		return func() { w.provided(src, uid, answer{name, r, from, p, err}) }, failure(err)
 	})

@@ -236,7 +236,7 @@ type Cloud interface {
 	CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (openstack.FloatingIP, error)
 	ReserveFloatingIP(ctx context.Context, network, purpose string) (openstack.FloatingIP, error)
 	AssociateFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error
-	RetainFloatingIP(ctx context.Context, id string) error
+	RetainFloatingIP(ctx context.Context, id, namespace string) error
 	DeleteFloatingIP(ctx context.Context, id string) error
 	SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error
 	Quota(ctx context.Context) (openstack.Quota, error)

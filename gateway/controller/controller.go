@@ -96,8 +96,7 @@ func (m *mapped) families(p *Pool) []corev1.IPFamily { return common(m.want.Fami
 func (w *worker) init() {
 	w.allocations, w.services, w.unmapped = new(portmap.Allocations), map[types.UID]*mapped{}, map[types.NamespacedName]string{}
 	w.answers, w.waitingSince, w.newVIPs, w.pairs = map[types.UID]answer{}, map[types.NamespacedName]time.Time{}, map[netip.Addr]bool{}, map[string]*pairsState{}
-	network := &neutron{cloud: w.cloud}
-	ports, floating := newCloudPorts(network), newCloudPorts(&failoverIP{w.cloud})
+	ports, floating := newCloudPorts(&neutron{w.cloud}), newCloudPorts(&failoverIP{w.cloud})
 	w.list, w.pools = &static{}, map[string]*cloudPorts{}
 	if w.cloud != nil {
 		w.sources = []*cloudPorts{ports, floating}
@@ -105,7 +104,6 @@ func (w *worker) init() {
 	for i := range w.settings.Pools {
 		switch p := &w.settings.Pools[i]; {
 		case p.Neutron != nil:
-			network.pools = append(network.pools, p)
 			w.pools[p.Name] = ports
 		case p.FailoverIP != nil:
 			w.pools[p.Name] = floating
@@ -389,7 +387,7 @@ func nameOf(s *corev1.Service) types.NamespacedName {
 
 // claim returns the claim of a Service to a port.
 func (w *worker) claim(s *corev1.Service, want service.Want, p port) portmap.Claim {
-	c := portmap.Claim{Service: string(s.UID), Created: s.CreationTimestamp.Time, L4: want.L4, Port: p.ID}
+	c := portmap.Claim{Service: string(s.UID), Namespace: s.Namespace, Sharing: want.Sharing, Created: s.CreationTimestamp.Time, L4: want.L4, Port: p.ID}
 	if pool := w.settings.pool(p.Pool); pool != nil {
 		for _, vip := range p.VIPs {
 			c.Of = append(c.Of, portmap.Address{Group: pool.Group, Addr: vip})

@@ -153,8 +153,8 @@ func (c killableCloud) AssociateFloatingIP(ctx context.Context, id, port string,
 	return c.k.call("AssociateFloatingIP", func() error { return c.c.AssociateFloatingIP(ctx, id, port, fixed) })
 }
 
-func (c killableCloud) RetainFloatingIP(ctx context.Context, id string) error {
-	return c.k.call("RetainFloatingIP", func() error { return c.c.RetainFloatingIP(ctx, id) })
+func (c killableCloud) RetainFloatingIP(ctx context.Context, id, namespace string) error {
+	return c.k.call("RetainFloatingIP", func() error { return c.c.RetainFloatingIP(ctx, id, namespace) })
 }
 
 func (c killableCloud) DeleteFloatingIP(ctx context.Context, id string) error {

@@ -44,7 +44,7 @@ func (*failoverIP) reuse(r request, all map[string]port, held []string) (port, b
 			continue
 		}
 		if slices.Contains(held, id) {
-			return port{}, false, invalid{fmt.Errorf("spec.ports: pool %s has one floating IP, at which another Service uses one of these ports; choose other ports, or another pool by the annotation %s", r.Pool.Name, service.AnnotationPool)}
+			return port{}, false, invalid{fmt.Errorf("spec.ports: pool %s has one floating IP, at which another Service uses one of these ports, or Services of another namespace do not share it; choose other ports, give all the same key in the annotation %s, or name another pool by %s", r.Pool.Name, service.AnnotationSharing, service.AnnotationPool)}
 		}
 		return p, true, nil
 	}
@@ -61,7 +61,7 @@ func (m *failoverIP) create(ctx context.Context, r request, _ map[string]port) (
 func (*failoverIP) complete(port, service.FloatingIP) bool { return true }
 
 // float implements provider.
-func (*failoverIP) float(_ context.Context, p port, _ service.FloatingIP) (port, error) {
+func (*failoverIP) float(_ context.Context, p port, _ request) (port, error) {
 	return p, nil
 }
 

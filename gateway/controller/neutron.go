@@ -17,10 +17,7 @@ import (
 
 // neutron allocates addresses as Neutron ports. The purpose of a port is the name of its pool, a dot, and the UID of a
 // Service.
-type neutron struct {
-	cloud Cloud
-	pools []*Pool
-}
+type neutron struct{ cloud Cloud }
 
 func (*neutron) lane() string { return lanePorts }
 
@@ -99,7 +96,7 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port) (p
 		}
 	}
 	if slices.Contains(r.Families, corev1.IPv4Protocol) {
-		if _, err := n.checkFloatingIP(ctx, r.Pool, r.Floating); err != nil {
+		if _, err := n.checkFloatingIP(ctx, r); err != nil {
 			return port{}, err
 		}
 	}
@@ -114,13 +111,13 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port) (p
 	return translate(p), nil
 }
 
-func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (port, error) {
+func (n *neutron) float(ctx context.Context, p port, r request) (port, error) {
+	want := r.Floating
 	if n.complete(p, want) {
 		return p, nil
 	}
 	fixed, _ := ipv4(p.VIPs)
-	pool := n.pool(p.Pool)
-	use, err := n.checkFloatingIP(ctx, pool, want)
+	use, err := n.checkFloatingIP(ctx, r)
 	if err != nil {
 		return p, err
 	}
@@ -138,12 +135,12 @@ func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (p
 		use.Port, use.Fixed, p.Floating = p.ID, fixed, use
 	case want.Allocate:
 		if p.Floating.ID == "" {
-			if p.Floating, err = n.cloud.CreateFloatingIP(ctx, pool.Neutron.FloatingNetwork, p.ID, fixed); err != nil {
+			if p.Floating, err = n.cloud.CreateFloatingIP(ctx, r.Pool.Neutron.FloatingNetwork, p.ID, fixed); err != nil {
 				return p, err
 			}
 		}
 		if want.Retain && p.Floating.Ours {
-			if err := n.cloud.RetainFloatingIP(ctx, p.Floating.ID); err != nil {
+			if err := n.cloud.RetainFloatingIP(ctx, p.Floating.ID, r.Namespace); err != nil {
 				return p, err
 			}
 			p.Floating.Ours = false
@@ -154,18 +151,20 @@ func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (p
 
 // checkFloatingIP returns the floating IP that a Service names, if any, and an error if the pool cannot provide what it
 // wants.
-func (n *neutron) checkFloatingIP(ctx context.Context, pool *Pool, want service.FloatingIP) (openstack.FloatingIP, error) {
+func (n *neutron) checkFloatingIP(ctx context.Context, r request) (openstack.FloatingIP, error) {
+	pool, want := r.Pool, r.Floating
 	if want.Allocate && pool.Neutron.FloatingNetwork == "" {
 		return openstack.FloatingIP{}, invalid{fmt.Errorf("pool %s has no floating IPs; set its neutron.floatingNetwork, or the annotation %s to \"none\"", pool.Name, service.AnnotationFloatingIP)}
 	}
 	if want.Use == "" {
 		return openstack.FloatingIP{}, nil
 	}
-	return n.userFloatingIP(ctx, want.Use)
+	return n.userFloatingIP(ctx, want.Use, r.Namespace)
 }
 
-// userFloatingIP returns a floating IP that a user named. It refuses one that leads to a port outside of this cluster.
-func (n *neutron) userFloatingIP(ctx context.Context, idOrAddr string) (openstack.FloatingIP, error) {
+// userFloatingIP returns a floating IP that a user named. It refuses one that leads to a port outside of this cluster, and one
+// that was kept for another namespace.
+func (n *neutron) userFloatingIP(ctx context.Context, idOrAddr, namespace string) (openstack.FloatingIP, error) {
 	all, err := n.cloud.AllFloatingIPs(ctx)
 	if err != nil {
 		return openstack.FloatingIP{}, err
@@ -173,6 +172,9 @@ func (n *neutron) userFloatingIP(ctx context.Context, idOrAddr string) (openstac
 	i := slices.IndexFunc(all, func(f openstack.FloatingIP) bool { return f.ID == idOrAddr || f.Addr.String() == idOrAddr })
 	if i < 0 {
 		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: the project has no floating IP %s", service.AnnotationFloatingIP, idOrAddr)}
+	}
+	if kept := all[i].KeptFor; kept != "" && kept != namespace {
+		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: floating IP %s was kept for another namespace; name another one, or ask an administrator of the OpenStack project to remove its description", service.AnnotationFloatingIP, idOrAddr)}
 	}
 	if all[i].Ours && all[i].Purpose != "" {
 		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: floating IP %s belongs to a pool and was created for %s; name another one", service.AnnotationFloatingIP, idOrAddr, all[i].Purpose)}
@@ -229,13 +231,6 @@ func (n *neutron) clean(ctx context.Context, used map[string]bool) (gone []strin
 		gone = append(gone, fmt.Sprintf("floating IP %s %s", f.ID, f.Addr))
 	}
 	return gone, errors.Join(errs...)
-}
-
-func (n *neutron) pool(name string) *Pool {
-	if i := slices.IndexFunc(n.pools, func(p *Pool) bool { return p.Name == name }); i >= 0 {
-		return n.pools[i]
-	}
-	return nil
 }
 
 func ipv4(addrs []netip.Addr) (netip.Addr, bool) {

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -115,7 +116,7 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	delete(w.answers, s.UID)
 	// The annotation may name a port that is not allocated to this Service.
 	has, src := s.Annotations[service.AnnotationPort], w.pools[pool.Name]
-	if err := w.checkNamedPort(has, s, pool); err != nil {
+	if err := w.checkNamedPort(has, s, want, pool); err != nil {
 		return port{}, err
 	}
 	ports := w.knownPorts(append(w.held(), has))
@@ -141,7 +142,7 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	if err := w.checkSharedFloatingIP(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
-	r := request{Pool: pool, Families: families, Floating: want.Floating, Purpose: string(s.UID)}
+	r := request{Pool: pool, Families: families, Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace}
 	chosen, ok := w.allocations.Choose(candidates)
 	if src == nil {
 		return w.listed(r, ports, chosen.Port)
@@ -159,9 +160,14 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	return port{}, w.CreateAndAssignPort(s, src, r, p, last)
 }
 
-// checkNamedPort refuses an annotation that names an address of another Service, but not by the id of its port: by half of a
-// pair, or in another spelling.
-func (w *worker) checkNamedPort(id string, s *corev1.Service, pool *Pool) error {
+// checkNamedPort refuses an annotation that names an address of another Service which does not share it, or not by the id of
+// its port: by half of a pair, or in another spelling.
+func (w *worker) checkNamedPort(id string, s *corev1.Service, want service.Want, pool *Pool) error {
+	for uid, m := range w.services {
+		if uid != s.UID && m.port.ID == id && w.allocations.Port(string(s.UID)) == "" && w.foreign(s, want, m.port) {
+			return foreignError(service.AnnotationPort, id, "remove the annotation")
+		}
+	}
 	for text := range strings.SplitSeq(id, staticSeparator) {
 		addr, err := netip.ParseAddr(text)
 		if err != nil {
@@ -169,11 +175,24 @@ func (w *worker) checkNamedPort(id string, s *corev1.Service, pool *Pool) error 
 		}
 		for uid, m := range w.services {
 			if of := w.settings.pool(m.port.Pool); uid != s.UID && m.port.ID != id && of != nil && of.Group == pool.Group && slices.Contains(m.port.VIPs, addr.Unmap().WithZone("")) {
+				if w.foreign(s, want, m.port) {
+					return foreignError(service.AnnotationPort, id, "remove the annotation")
+				}
 				return invalid{fmt.Errorf("annotation %s: %s is no port, but %s is an address of the port %s of another Service; name that port to share it, or remove the annotation", service.AnnotationPort, id, text, m.port.ID)}
 			}
 		}
 	}
 	return nil
+}
+
+// foreign reports whether Services of another namespace have a port, and do not share it with this Service.
+func (w *worker) foreign(s *corev1.Service, want service.Want, p port) bool {
+	return errors.Is(w.allocations.Collision(w.claim(s, want, p)), portmap.ErrForeign)
+}
+
+// foreignError refuses what an annotation names. It tells a tenant nothing about the Services that have it.
+func foreignError(name, value, otherwise string) error {
+	return invalid{fmt.Errorf("annotation %s: Services of another namespace have %s; %s, or share it: they and this Service need the same key in the annotation %s", name, value, otherwise, service.AnnotationSharing)}
 }
 
 // listed returns the port with an id, or a new one, of a list of addresses.
@@ -207,6 +226,9 @@ func (w *worker) checkSharedFloatingIP(ports map[string]port, want service.Want,
 		others := w.sharers(id, s.UID)
 		if !matchesFloatingIP(p.Floating, want.Floating) || len(others) == 0 {
 			continue
+		}
+		if w.foreign(s, want, p) {
+			return foreignError(service.AnnotationFloatingIP, want.Floating.Use, "name another one")
 		}
 		for _, m := range others {
 			if !sameFloating(m.want.Floating, want.Floating, p.Floating) {

@@ -278,11 +278,11 @@ func (f fenced) AssociateFloatingIP(ctx context.Context, id, port string, fixed 
 }
 
 // RetainFloatingIP makes a floating IP the user's own.
-func (f fenced) RetainFloatingIP(ctx context.Context, id string) error {
+func (f fenced) RetainFloatingIP(ctx context.Context, id, namespace string) error {
 	if err := f.fence(ctx); err != nil {
 		return fmt.Errorf("retain floating IP %s: %w", id, err)
 	}
-	return f.Cloud.RetainFloatingIP(ctx, id)
+	return f.Cloud.RetainFloatingIP(ctx, id, namespace)
 }
 
 // DeleteFloatingIP deletes a floating IP.

@@ -223,7 +223,7 @@ func writes(ctx context.Context, c Cloud) map[string]error {
 	_, reserved := c.ReserveFloatingIP(ctx, openstacktest.External, "moving.x")
 	return map[string]error{
 		"CreatePort": created, "CreateFloatingIP": made, "ReserveFloatingIP": reserved,
-		"DeletePort": c.DeletePort(ctx, port), "DeleteFloatingIP": c.DeleteFloatingIP(ctx, floating), "RetainFloatingIP": c.RetainFloatingIP(ctx, floating),
+		"DeletePort": c.DeletePort(ctx, port), "DeleteFloatingIP": c.DeleteFloatingIP(ctx, floating), "RetainFloatingIP": c.RetainFloatingIP(ctx, floating, "demo"),
 		"AssociateFloatingIP": c.AssociateFloatingIP(ctx, floating, port, addr), "SetAddressPairs": c.SetAddressPairs(ctx, port, nil, []netip.Prefix{netip.PrefixFrom(addr, 32)}),
 	}
 }

@@ -21,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -60,8 +61,9 @@ func TestMain(m *testing.M) {
 // testbed is a cluster in a namespace of the API server, an OpenStack project, and two gateways.
 type testbed struct {
 	t        *testing.T
-	ns       string
-	api      client.WithWatch // objects of the namespace, and cluster-scoped ones
+	ns       string           // of the Services that the methods name; see as
+	api      client.WithWatch // objects of the namespaces, and cluster-scoped ones
+	all      *[]string        // namespaces
 	fake     *openstacktest.Fake
 	cloud    *openstack.Client
 	gateways *fakeAgents
@@ -140,25 +142,59 @@ func newBareTestbed(t *testing.T, api client.WithWatch) *testbed {
 	if err := api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}); err != nil {
 		t.Fatal(err)
 	}
-	w.api = namespaced{api, w.ns}
+	w.all = &[]string{w.ns}
+	w.api = namespaced{api, w.all}
 	w.cloud = w.connect("cluster-a")
 	t.Cleanup(w.end)
 	return w
 }
 
-// namespaced lists objects of one namespace, and cluster-scoped ones.
+// addNamespace creates another namespace of the testbed.
+func (w *testbed) addNamespace() string {
+	w.t.Helper()
+	ns := fmt.Sprintf("testbed-%d", testbeds.Add(1))
+	w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+	*w.all = append(*w.all, ns)
+	return ns
+}
+
+// as calls a function in which the methods name Services of another namespace.
+func (w *testbed) as(ns string, do func()) {
+	w.t.Helper()
+	defer func(had string) { w.ns = had }(w.ns)
+	w.ns = ns
+	do()
+}
+
+// namespaced lists objects of some namespaces, and cluster-scoped ones.
 type namespaced struct {
 	client.WithWatch
-	namespace string
+	namespaces *[]string
 }
 
 func (c namespaced) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	switch list.(type) {
 	case *corev1.NodeList, *v1alpha1.GatewayNodeList:
 	default:
-		opts = append(opts, client.InNamespace(c.namespace))
+		return c.listAll(ctx, list, opts)
 	}
 	return c.WithWatch.List(ctx, list, opts...)
+}
+
+func (c namespaced) listAll(ctx context.Context, list client.ObjectList, opts []client.ListOption) error {
+	var all []runtime.Object
+	for _, ns := range *c.namespaces {
+		some := list.DeepCopyObject().(client.ObjectList)
+		if err := c.WithWatch.List(ctx, some, append(slices.Clone(opts), client.InNamespace(ns))...); err != nil {
+			return err
+		}
+		items, err := meta.ExtractList(some)
+		if err != nil {
+			return err
+		}
+		all = append(all, items...)
+	}
+	return meta.SetList(list, all)
 }
 
 // end removes the Services' finalizers: they would stay for ever.

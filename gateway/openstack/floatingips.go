@@ -22,6 +22,8 @@ type FloatingIP struct {
 	Ours bool
 	// Purpose is the purpose given to ReserveFloatingIP; "" for one that was created for its port.
 	Purpose string
+	// KeptFor is the namespace that RetainFloatingIP gave it to; CLUSTER/NAMESPACE for one of another cluster.
+	KeptFor string
 }
 
 // FloatingIPs returns the floating IPs of this cluster, by id.
@@ -175,6 +177,7 @@ func (c *Client) listFloatingIPs(ctx context.Context, opts floatingips.ListOpts)
 func (c *Client) floatingIP(f *floatingips.FloatingIP) (FloatingIP, error) {
 	is := FloatingIP{ID: f.ID, Port: f.PortID}
 	is.Purpose, is.Ours = c.owned(f)
+	is.KeptFor = c.keptFor(f.Description)
 	var err error
 	if is.Addr, err = netip.ParseAddr(f.FloatingIP); err != nil {
 		return FloatingIP{}, fmt.Errorf("floating IP %s has the address %q: %w", f.ID, f.FloatingIP, err)
@@ -192,16 +195,36 @@ func (c *Client) AllFloatingIPs(ctx context.Context) ([]FloatingIP, error) {
 	return c.listFloatingIPs(ctx, floatingips.ListOpts{})
 }
 
-// RetainFloatingIP gives a floating IP of this cluster to the user: it is never deleted from then on. One of another
-// owner already belongs to a user.
-func (c *Client) RetainFloatingIP(ctx context.Context, id string) error {
+// RetainFloatingIP gives a floating IP of this cluster to the users of a namespace: it is never deleted from then on. One of
+// another owner already belongs to a user.
+func (c *Client) RetainFloatingIP(ctx context.Context, id, namespace string) error {
 	return c.call(ctx, "retain floating IP "+id, func(ctx context.Context, s *session) error {
 		is, err := floatingips.Get(ctx, s.network, id).Extract()
 		if err != nil || is.Description != c.description() {
 			return err
 		}
-		kept := "Kept by request; allocated by the " + c.description()
+		kept := keptPrefix + namespace + keptBy + c.cfg.Cluster
 		_, err = floatingips.Update(ctx, s.network, id, floatingips.UpdateOpts{Description: &kept, RevisionNumber: &is.RevisionNumber}).Extract()
 		return err
 	})
+}
+
+// keptPrefix and keptBy are the parts of the description of a floating IP that was retained, before the namespace and the
+// cluster. The description is the only place in Neutron that outlives the Service.
+const (
+	keptPrefix = "Kept for namespace "
+	keptBy     = "; allocated by the Isthmus gateway of the Kubernetes cluster "
+)
+
+// keptFor returns the namespace in the description of a retained floating IP, "" for none.
+func (c *Client) keptFor(description string) string {
+	rest, kept := strings.CutPrefix(description, keptPrefix)
+	namespace, cluster, by := strings.Cut(rest, keptBy)
+	switch {
+	case !kept || !by:
+		return ""
+	case cluster != c.cfg.Cluster:
+		return cluster + "/" + namespace
+	}
+	return namespace
 }

@@ -1,5 +1,5 @@
 // Package portmap allocates ports of shared addresses. Several Services share the addresses of one L2 port, as long as no two
-// of them use the same protocol and port number at one address.
+// of them use the same protocol and port number at one address, and they are of one namespace or have the same sharing key.
 package portmap
 
 import (
@@ -30,6 +30,8 @@ type Address struct {
 type Claim struct {
 	// Service is its UID.
 	Service string
+	// Namespace is that of the Service. Services of two namespaces share an address if both have the same Sharing key.
+	Namespace, Sharing string
 	// Created orders Services by age. Confirmed ones, which are known to have what they claim, come first.
 	Created   time.Time
 	Confirmed bool
@@ -42,6 +44,9 @@ type Claim struct {
 
 // ErrCollision means that another Service uses a port of an address, or that the address belongs to another L2 port.
 var ErrCollision = errors.New("another Service uses it")
+
+// ErrForeign means that Services of another namespace have the address, and do not share it with this one.
+var ErrForeign = errors.New("Services of another namespace have it")
 
 // Allocations records which Service uses which ports of which address. The zero value is empty. It is for one goroutine.
 type Allocations struct {
@@ -79,12 +84,15 @@ func Restore(claims []Claim) (m *Allocations, collided []Claim) {
 	return m, collided
 }
 
-// Collision returns why Take would fail, nil if it would not.
+// Collision returns why Take would fail, nil if it would not: ErrCollision or ErrForeign.
 func (m *Allocations) Collision(c Claim) error {
 	for _, a := range c.Of {
 		at := m.holders[a]
 		if at != nil && at.port != c.Port && (len(at.services) > 1 || !at.services[c.Service]) {
 			return fmt.Errorf("%s of port %s: %w as an address of port %s", a.Addr, c.Port, ErrCollision, at.port)
+		}
+		if at != nil && !m.stays(c) && m.foreign(c, at) {
+			return fmt.Errorf("%s: %w", a.Addr, ErrForeign)
 		}
 	}
 	for _, a := range c.At {
@@ -95,6 +103,21 @@ func (m *Allocations) Collision(c Claim) error {
 		}
 	}
 	return nil
+}
+
+// stays reports whether a Service already has the L2 port that it claims. A Service that withdraws its sharing key moves
+// neither itself nor the others: it only keeps newcomers away.
+func (m *Allocations) stays(c Claim) bool { return c.Confirmed || m.claims[c.Service].Port == c.Port }
+
+// foreign reports whether any Service at an address does not share it with the claimant.
+func (m *Allocations) foreign(c Claim, at *holders) bool {
+	for service := range at.services {
+		o := m.claims[service]
+		if o.Namespace != c.Namespace && (c.Sharing == "" || o.Sharing != c.Sharing) {
+			return true
+		}
+	}
+	return false
 }
 
 // holder returns the Service that uses a port of an address, "" for none.

@@ -209,3 +209,33 @@ func TestAddressOfSeveralPorts(t *testing.T) {
 		}
 	}
 }
+
+// Services of two namespaces come to one address only with the same key, and stay there without it.
+func TestNamespaces(t *testing.T) {
+	of := func(namespace, key string, c Claim) Claim {
+		c.Namespace, c.Sharing = namespace, key
+		return c
+	}
+	var m Allocations
+	if err := errors.Join(m.Take(of("one", "k", claim("a", "p1", http))), m.Take(of("two", "k", claim("b", "p1", dns)))); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]error{"": ErrForeign, "other": ErrForeign, "k": nil} {
+		if err := m.Collision(of("one", key, claim("c", "p1", tdns))); !errors.Is(err, want) {
+			t.Errorf("key %q: %v", key, err)
+		}
+	}
+	if err := m.Take(of("one", "", claim("a", "p1", http))); err != nil {
+		t.Errorf("it withdraws its key: %v", err)
+	}
+	if err := m.Collision(of("two", "k", claim("c", "p1", tdns))); !errors.Is(err, ErrForeign) {
+		t.Errorf("a newcomer: %v", err)
+	}
+	for _, confirmed := range []bool{true, false} {
+		one, two := of("one", "", claim("a", "p1", http)), of("two", "k", claim("b", "p1", dns))
+		one.Confirmed, two.Confirmed = true, confirmed
+		if _, collided := Restore([]Claim{two, one}); len(collided) == 1 == confirmed {
+			t.Errorf("restored, confirmed %v: %+v collide", confirmed, collided)
+		}
+	}
+}

@@ -23,6 +23,8 @@ const (
 	AnnotationManaged = "gateway.isthmus.dev/managed"
 	// AnnotationPort is the id of the L2 port of the Service. The controller writes it.
 	AnnotationPort = "gateway.isthmus.dev/port"
+	// AnnotationSharing is a key with which Services of several namespaces share addresses: all of them have the same key.
+	AnnotationSharing = "gateway.isthmus.dev/allow-shared-ip"
 	// AnnotationFloatingIP is "none", "allocate", or the id or the address of a floating IP of the project. The
 	// controller's settings have the default.
 	AnnotationFloatingIP = "gateway.isthmus.dev/floating-ip"
@@ -117,6 +119,8 @@ type Want struct {
 	Unserved []portmap.L4
 	Families []corev1.IPFamily // one or two, in order of preference
 	Floating FloatingIP
+	// Sharing is the key with which Services of other namespaces may share its address, "" for none.
+	Sharing  string
 	Pool     string
 	Backends Backends
 	// ExternalIPs asks for the addresses in spec.externalIPs as well.
@@ -151,6 +155,7 @@ func (c Config) Read(s *corev1.Service) (Want, error) {
 	r := reader{annotations: s.Annotations}
 	w := Want{
 		Floating: r.floating(c.Floating),
+		Sharing:  s.Annotations[AnnotationSharing],
 		Pool:     r.choice(AnnotationPool, c.Pools...),
 		Backends: Backends(r.choice(AnnotationBackends, preferred(string(c.Backends), string(Pods), string(NodePorts))...)),
 		Import:   s.Annotations[AnnotationServiceImport],

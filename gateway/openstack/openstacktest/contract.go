@@ -210,15 +210,18 @@ func (c contract) retained(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(c.mine.RetainFloatingIP(ctx, f.ID), c.mine.RetainFloatingIP(ctx, f.ID)); err != nil {
+	if err := errors.Join(c.mine.RetainFloatingIP(ctx, f.ID, "team-a"), c.mine.RetainFloatingIP(ctx, f.ID, "team-b")); err != nil {
 		t.Fatal(err)
 	}
-	f.Ours = false
+	f.Ours, f.KeptFor = false, "team-a"
 	if is, err := c.mine.FindFloatingIP(ctx, f.ID); err != nil || is != f {
 		t.Errorf("it is %+v, %v, want %+v", is, err, f)
 	}
 	if all, err := c.mine.AllFloatingIPs(ctx); err != nil || !slices.Contains(all, f) {
 		t.Errorf("all floating IPs: %+v, %v", all, err)
+	}
+	if is, err := c.other.FindFloatingIP(ctx, f.ID); err != nil || is.Ours || !strings.HasSuffix(is.KeptFor, "/team-a") {
+		t.Errorf("to the other cluster it is %+v, %v", is, err)
 	}
 	if ours, err := c.mine.FloatingIPs(ctx); err != nil || len(ours) != 0 {
 		t.Errorf("ours: %+v, %v", ours, err)
