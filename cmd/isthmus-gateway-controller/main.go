@@ -160,11 +160,11 @@ func readSettings(path string) (controller.Settings, error) {
 	return s, nil
 }
 
-// cloudOf returns the cloud, or nil if no pool and no address pairs need one. It makes no request: the controller starts
+// cloudOf returns the cloud, or nil if none is named and no pool and no address pairs need one. It makes no request: the controller starts
 // while Keystone is down.
 func cloudOf(s settings, c controller.Settings) (controller.Cloud, error) {
 	needed := slices.ContainsFunc(c.Pools, func(p controller.Pool) bool { return p.Neutron != nil || p.FailoverIP != nil })
-	if !needed && c.AddressPairs == controller.PairNone {
+	if !needed && c.AddressPairs == controller.PairNone && s.cloud == "" { // named, it serves pools that were removed
 		return nil, nil
 	}
 	return openstack.New(openstack.Config{Cloud: s.cloud, File: s.clouds, Cluster: c.Cluster, Timeout: s.timeout})

@@ -22,12 +22,12 @@ import (
 func gatewayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "gateway",
-		Short:   "Set up gateways",
+		Short:   "Set up gateways, and plan changes of them",
 		Example: "  isthmusctl gateway certs --dir certs --gateway gw-1 --gateway gw-2",
 		Args:    usage.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(certsCommand())
+	cmd.AddCommand(certsCommand(), planCommand())
 	return cmd
 }
 

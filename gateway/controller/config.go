@@ -63,6 +63,9 @@ type Pool struct {
 	// CIDRs contain all addresses of the pool, for address pairs of kind cidr. Addresses are included without being
 	// repeated here.
 	CIDRs []netip.Prefix `json:"cidrs,omitempty"`
+
+	removed bool         // from the settings; its Services keep what they have
+	kept    []netip.Addr // of Services, which Addresses no longer has
 }
 
 // NeutronPool allocates from a network of the project.
@@ -208,12 +211,18 @@ func (p *Pool) families() (f []corev1.IPFamily) {
 }
 
 // cidrs returns networks that contain all addresses of a pool.
-func (p *Pool) cidrs() []netip.Prefix { return append(slices.Clone(p.Addresses), p.CIDRs...) }
+func (p *Pool) cidrs() []netip.Prefix {
+	all := append(slices.Clone(p.Addresses), p.CIDRs...)
+	for _, a := range p.kept {
+		all = append(all, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return all
+}
 
 // services returns the defaults for Services.
 func (s *Settings) services() service.Config {
 	c := service.Config{Default: s.DefaultClass, Floating: service.FloatingIP{Allocate: s.FloatingIPs == "allocate"}, Backends: s.Backends}
-	for _, p := range s.Pools {
+	for _, p := range s.Pools { // removed ones come last, so none is the default
 		c.Pools = append(c.Pools, p.Name)
 	}
 	return c

@@ -41,17 +41,18 @@ type agentClients interface {
 
 // worker is the single worker with its state. It is for one goroutine.
 type worker struct {
-	settings  Settings
-	namespace string   // of Secrets with passwords
-	managedBy []string // see Config
-	client    client.Client
-	live      client.Reader // not cached
-	cloud     Cloud         // nil without OpenStack; only lanes call it
-	lanes     *lanes
-	agents    agentClients
-	probes    *probes.Prober
-	events    events.EventRecorder
-	log       *slog.Logger
+	configured Settings // of the file
+	settings   Settings // those, with what Services keep in spite of an edit
+	namespace  string   // of Secrets with passwords
+	managedBy  []string // see Config
+	client     client.Client
+	live       client.Reader // not cached
+	cloud      Cloud         // nil without OpenStack; only lanes call it
+	lanes      *lanes
+	agents     agentClients
+	probes     *probes.Prober
+	events     events.EventRecorder
+	log        *slog.Logger
 	// requeue enqueues a Service or a key.
 	requeue func(types.NamespacedName)
 
@@ -61,6 +62,8 @@ type worker struct {
 	allocations     *portmap.Allocations
 	services        map[types.UID]*mapped
 	list            *static                // the pools with addresses
+	network         *cloudPorts            // Neutron ports
+	failover        *cloudPorts            // failover IPs
 	sources         []*cloudPorts          // of the cloud, with or without a pool that uses them
 	pools           map[string]*cloudPorts // by pool; none for a list of addresses
 	answers         map[types.UID]answer
@@ -71,6 +74,7 @@ type worker struct {
 	restored        bool                               // the allocations, at least once
 	rebuildNeeded   bool                               // the cloud has other ports than the worker knew
 	cleanupQueued   bool                               // cleanKey is enqueued
+	edited          map[string]bool                    // agreements that the settings wait for
 	unsent          bool                               // the gateways were not told yet what Services have given up
 	pairs           map[string]*pairsState             // by gateway
 	secrets         map[string]string
@@ -90,32 +94,39 @@ type mapped struct {
 }
 
 // families returns the IP families in which a Service is reachable.
-func (m *mapped) families(p *Pool) []corev1.IPFamily { return common(m.want.Families, p.families()) }
+func (m *mapped) families(p *Pool) []corev1.IPFamily {
+	return common(m.want.Families, p.familiesWith(m.port))
+}
 
 // init completes a worker.
 func (w *worker) init() {
 	w.allocations, w.services, w.unmapped = new(portmap.Allocations), map[types.UID]*mapped{}, map[types.NamespacedName]string{}
 	w.answers, w.waitingSince, w.newVIPs, w.pairs = map[types.UID]answer{}, map[types.NamespacedName]time.Time{}, map[netip.Addr]bool{}, map[string]*pairsState{}
-	ports, floating := newCloudPorts(&neutron{w.cloud}), newCloudPorts(&failoverIP{w.cloud})
-	w.list, w.pools = &static{}, map[string]*cloudPorts{}
+	w.network, w.failover = newCloudPorts(&neutron{w.cloud}), newCloudPorts(&failoverIP{w.cloud})
 	if w.cloud != nil {
-		w.sources = []*cloudPorts{ports, floating}
+		w.sources = []*cloudPorts{w.network, w.failover}
 	}
-	for i := range w.settings.Pools {
-		switch p := &w.settings.Pools[i]; {
-		case p.Neutron != nil:
-			w.pools[p.Name] = ports
-		case p.FailoverIP != nil:
-			w.pools[p.Name] = floating
-		default:
-			w.list.pools = append(w.list.pools, p)
-		}
-	}
+	w.usePools(w.configured)
 	if w.requeue == nil {
 		w.requeue = func(types.NamespacedName) {}
 	}
 	if w.now == nil {
 		w.now = time.Now
+	}
+}
+
+// usePools makes the worker use settings with these pools.
+func (w *worker) usePools(s Settings) {
+	w.settings, w.list, w.pools = s, &static{}, map[string]*cloudPorts{}
+	for i := range w.settings.Pools {
+		switch p := &w.settings.Pools[i]; {
+		case p.Neutron != nil:
+			w.pools[p.Name] = w.network
+		case p.FailoverIP != nil:
+			w.pools[p.Name] = w.failover
+		default:
+			w.list.pools = append(w.list.pools, p)
+		}
 	}
 }
 
@@ -142,7 +153,7 @@ func (w *worker) rebuild(ctx context.Context) error {
 	if err := w.live.List(ctx, &list); err != nil {
 		return fmt.Errorf("list services: %w", err)
 	}
-	ours := slices.DeleteFunc(list.Items, func(s corev1.Service) bool { return !managed(&s) && !w.settings.services().Takes(&s) })
+	ours := slices.DeleteFunc(list.Items, func(s corev1.Service) bool { return !managed(&s) && !w.takes(&s) })
 	if err := w.restore(ctx, ours); err != nil {
 		return err
 	}
@@ -176,6 +187,7 @@ const maxSteps = 3
 // restore rebuilds the allocations from the Services' annotations. Services whose port is missing or belongs to an older
 // Service are mapped again later.
 func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
+	w.keepEdited(services)
 	held := map[string]bool{}
 	for i := range services {
 		if id := services[i].Annotations[service.AnnotationPort]; id != "" && managed(&services[i]) {
@@ -195,14 +207,14 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		if !ok {
 			continue
 		}
-		want, err := w.settings.services().Read(s) // step reports the error later
+		want, err := w.read(s) // step reports the error later
 		if was := w.services[s.UID]; was != nil {
 			want = was.want // the last valid one
 		} else if err != nil {
 			want = failClosed(s, want)
 		}
 		if pool := w.settings.pool(p.Pool); pool != nil {
-			want.Floating = floating(s, want.Floating, pool, common(want.Families, pool.families()))
+			want.Floating = w.floating(s, want.Floating, pool, common(want.Families, pool.familiesWith(p)))
 		}
 		// L4 ports that the Service added since may belong to another Service, which keeps them.
 		want.L4 = reachablePorts(s, want.L4)
@@ -248,13 +260,13 @@ func (w *worker) portOf(ctx context.Context, s *corev1.Service, ports map[string
 	}
 	if p, ok := readRecord(s); ok {
 		if src := w.pools[p.Pool]; slices.Contains(unread, src) {
-			err := w.leadRecorded(ctx, &p)
-			src.ports[p.ID] = p
-			return p, true, err
+			err := w.leadRecorded(ctx, &p.port)
+			src.ports[p.ID] = p.port
+			return p.port, true, err
 		}
 		return port{}, false, nil
 	}
-	want, _ := w.settings.services().Read(s) // step reports the error later
+	want, _ := w.read(s) // step reports the error later
 	if pool := w.settings.pool(want.Pool); pool != nil && len(s.Status.LoadBalancer.Ingress) > 0 {
 		w.unknown[pool.Group] = nameOf(s).String()
 	}
@@ -344,14 +356,20 @@ const (
 //	yes      no              yes              UnmapService, set to unmanaged
 //	yes      no              no               set to unmanaged
 func (w *worker) step(ctx context.Context, s *corev1.Service, update agentUpdate) (more bool, err error) {
-	can := s.DeletionTimestamp == nil && w.settings.services().Takes(s)
+	w.noteAgreement(s)
+	can := s.DeletionTimestamp == nil && w.takes(s)
 	switch is := managed(s); {
 	case !is && !can:
 		return false, nil
 	case !is:
 		return true, w.setManaged(ctx, s)
+	case can && w.leavesRemovedPool(s):
+		if err := w.UnmapService(ctx, s, update); err != nil {
+			return false, err
+		}
+		return true, w.clearStatus(ctx, s) // its annotation names no pool now, which the next step reports
 	case can:
-		want, err := w.settings.services().Read(s)
+		want, err := w.read(s)
 		if err != nil {
 			return false, w.reportRefused(ctx, s, invalid{err})
 		}
@@ -392,7 +410,7 @@ func (w *worker) claim(s *corev1.Service, want service.Want, p port) portmap.Cla
 		for _, vip := range p.VIPs {
 			c.Of = append(c.Of, portmap.Address{Group: pool.Group, Addr: vip})
 		}
-		for _, vip := range p.vips(common(want.Families, pool.families())) {
+		for _, vip := range p.vips(common(want.Families, pool.familiesWith(p))) {
 			c.At = append(c.At, portmap.Address{Group: pool.Group, Addr: vip})
 		}
 	}

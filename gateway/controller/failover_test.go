@@ -140,7 +140,7 @@ func TestFailoverIP(t *testing.T) {
 	}
 }
 
-// Objects of a pool that was removed from the settings are deleted.
+// A Service keeps what it has of a pool that was removed from the settings. When it is deleted, so are its objects.
 func TestRemovedPools(t *testing.T) {
 	list := func() Settings {
 		s := testSettings()

@@ -55,14 +55,21 @@ func (w *worker) setUnmanaged(ctx context.Context, s *corev1.Service) error {
 // MapService gives a Service an L2 port and updates the gateways.
 func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service.Want, update agentUpdate) error {
 	pool := w.settings.pool(want.Pool)
-	families := common(want.Families, pool.families())
+	var has port
+	if m := w.services[s.UID]; m != nil {
+		has = m.port
+	}
+	if pool.removed && has.Pool != pool.Name {
+		return w.reportRefused(ctx, s, invalid{fmt.Errorf("annotation %s: the settings no longer have pool %s; name another one", service.AnnotationPool, pool.Name)})
+	}
+	families := common(want.Families, pool.familiesWith(has))
 	if len(families) == 0 {
 		return w.reportRefused(ctx, s, invalid{fmt.Errorf("spec.ipFamilies %v: pool %s has only %v; name another pool by the annotation %s", want.Families, pool.Name, pool.families(), service.AnnotationPool)})
 	}
 	if err := w.checkFailoverIP(ctx, s, want, pool); err != nil {
 		return w.reportRefused(ctx, s, err)
 	}
-	want.Floating = floating(s, want.Floating, pool, families)
+	want.Floating = w.floating(s, want.Floating, pool, families)
 	had := s.Annotations[service.AnnotationPort]
 	p, err := w.choosePort(s, want, pool, families)
 	if err != nil {
@@ -124,11 +131,11 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 		w.readPorts(src, nameOf(s))
 		return port{}, errWaiting
 	}
+	own := w.allocations.Port(string(s.UID))
 	satisfies := func(p port) bool {
-		return p.Pool == pool.Name && p.covers(families) &&
+		return p.Pool == pool.Name && p.covers(families) && (p.ID == own || len(p.VIPs) == 0 || !slices.Contains(pool.kept, p.VIPs[0])) &&
 			!slices.ContainsFunc(w.sharers(p.ID, s.UID), func(m *mapped) bool { return !sameFloating(m.want.Floating, want.Floating, p.Floating) })
 	}
-	own := w.allocations.Port(string(s.UID))
 	var candidates []portmap.Claim
 	for id, p := range ports {
 		if (id == has || id == own || len(w.sharers(id, s.UID)) > 0) && satisfies(p) {
@@ -142,7 +149,7 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	if err := w.checkSharedFloatingIP(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
-	r := request{Pool: pool, Families: families, Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace}
+	r := request{Pool: pool, Families: common(families, pool.families()), Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace}
 	chosen, ok := w.allocations.Choose(candidates)
 	if src == nil {
 		return w.listed(r, ports, chosen.Port)
@@ -204,12 +211,12 @@ func (w *worker) listed(r request, ports map[string]port, id string) (port, erro
 }
 
 // floating returns the floating IP that a Service gets. The default does not apply to pools without floating IPs.
-func floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families []corev1.IPFamily) service.FloatingIP {
+func (w *worker) floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families []corev1.IPFamily) service.FloatingIP {
 	if pool.FailoverIP != nil {
 		return service.FloatingIP{Allocate: true}
 	}
 	_, asked := s.Annotations[service.AnnotationFloatingIP]
-	none := pool.Neutron == nil || pool.Neutron.FloatingNetwork == "" || !slices.Contains(families, corev1.IPv4Protocol)
+	none := pool.Neutron == nil || pool.Neutron.FloatingNetwork == "" && !w.keepsFloatingIP(s) || !slices.Contains(families, corev1.IPv4Protocol)
 	if none && !asked {
 		return service.FloatingIP{}
 	}

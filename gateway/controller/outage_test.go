@@ -425,7 +425,10 @@ func TestRecord(t *testing.T) {
 	})
 	id := rapid.StringMatching(`[0-9a-f]{8}-[0-9a-f]{4}`)
 	rapid.Check(t, func(t *rapid.T) {
-		want := port{ID: id.Draw(t, "id"), Pool: rapid.StringMatching(`[a-z0-9]([-a-z0-9]{0,9}[a-z0-9])?`).Draw(t, "pool")}
+		want := record{
+			port:  port{ID: id.Draw(t, "id"), Pool: rapid.StringMatching(`[a-z0-9]([-a-z0-9]{0,9}[a-z0-9])?`).Draw(t, "pool")},
+			group: "edge", announce: desired.ByBGP, returns: desired.SNAT, floats: rapid.Bool().Draw(t, "default"),
+		}
 		if rapid.Bool().Draw(t, "IPv4") {
 			want.VIPs = append(want.VIPs, addr4.Draw(t, "address"))
 			if rapid.Bool().Draw(t, "floating IP") {
@@ -442,9 +445,9 @@ func TestRecord(t *testing.T) {
 			t.Fatalf("%v (-want +have):\n%s", ok, diff)
 		}
 	})
-	for _, text := range []string{"", "port=x pool=y", "port=x pool=y addresses=z", "pool=y addresses=192.0.2.1", "port=x pool=y addresses=192.0.2.1 floating-ip=z/", "addresses of pool public"} {
+	for _, text := range []string{"", "port=x pool=y", "port=x pool=y group=z addresses=192.0.2.300", "pool=y group=z addresses=192.0.2.1", "port=x pool=y addresses=192.0.2.1", "port=x pool=y group=z addresses=192.0.2.1 floating-ip=z/", "addresses of pool public"} {
 		s := &corev1.Service{}
-		c := writeRecord(port{})
+		c := writeRecord(record{})
 		c.Message = text
 		meta.SetStatusCondition(&s.Status.Conditions, c)
 		if p, ok := readRecord(s); ok {

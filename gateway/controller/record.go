@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
@@ -21,19 +22,43 @@ import (
 // whose VIPs only Neutron knows. It is in the status because users cannot write that. With an annotation, a tenant could
 // name another tenant's VIP, and receive its connections until Neutron answers.
 //
-// For example: "port=0f3c… pool=public addresses=10.9.0.17,fd09::17 floating-ip=5a1b…/203.0.113.9".
+// The record also has the properties of the pool without which its address would be withdrawn. They hold until an edit of the
+// settings is agreed to.
+//
+// For example: "port=0f3c… pool=public group=default announce=bgp return=snat default-floating-ip=allocate
+// addresses=10.9.0.17,fd09::17 floating-ip=5a1b…/203.0.113.9".
+
+// record is a port as a Service's status records it.
+type record struct {
+	port
+	group    string
+	announce desired.Announce
+	returns  desired.Return
+	floats   bool // Services of its pool got a floating IP without asking for it
+}
+
+// listed reports whether the port consists of addresses of a list.
+func (r record) listed() bool { return r.ID == staticID(r.VIPs) }
 
 // The fields of a record.
 const (
 	recordPort       = "port"
 	recordPool       = "pool"
+	recordGroup      = "group"
+	recordAnnounce   = "announce"
+	recordReturn     = "return"
+	recordFloats     = "default-floating-ip"
 	recordAddresses  = "addresses"
 	recordFloatingIP = "floating-ip"
 )
 
-// writeRecord returns the condition that records a port in the cloud.
-func writeRecord(p port) metav1.Condition {
-	text := fmt.Sprintf("%s=%s %s=%s %s=%s", recordPort, p.ID, recordPool, p.Pool, recordAddresses, joined(p.VIPs, ","))
+// writeRecord returns the condition that records a port.
+func writeRecord(p record) metav1.Condition {
+	text := fmt.Sprintf("%s=%s %s=%s %s=%s %s=%s %s=%s", recordPort, p.ID, recordPool, p.Pool, recordGroup, p.group, recordAnnounce, p.announce, recordReturn, p.returns)
+	if p.floats {
+		text += " " + recordFloats + "=allocate"
+	}
+	text += " " + recordAddresses + "=" + joined(p.VIPs, ",")
 	if p.Floating.ID != "" {
 		text += fmt.Sprintf(" %s=%s/%s", recordFloatingIP, p.Floating.ID, p.Floating.Addr)
 	}
@@ -42,33 +67,36 @@ func writeRecord(p port) metav1.Condition {
 
 // readRecord returns the port that a Service's status records. It takes a floating IP for the user's, which is never deleted:
 // the record does not say whether it is ours.
-func readRecord(s *corev1.Service) (p port, ok bool) {
+func readRecord(s *corev1.Service) (p record, ok bool) {
 	c := meta.FindStatusCondition(s.Status.Conditions, service.ConditionAllocated)
 	if c == nil || c.Status != metav1.ConditionTrue {
-		return port{}, false
+		return record{}, false
 	}
 	is := map[string]string{}
 	for field := range strings.FieldsSeq(c.Message) {
 		name, value, _ := strings.Cut(field, "=")
 		is[name] = value
 	}
-	p = port{ID: is[recordPort], Pool: is[recordPool]}
+	p = record{
+		port:  port{ID: is[recordPort], Pool: is[recordPool]},
+		group: is[recordGroup], announce: desired.Announce(is[recordAnnounce]), returns: desired.Return(is[recordReturn]), floats: is[recordFloats] == "allocate",
+	}
 	for text := range strings.SplitSeq(is[recordAddresses], ",") {
 		addr, err := netip.ParseAddr(text)
 		if err != nil {
-			return port{}, false
+			return record{}, false
 		}
 		p.VIPs = append(p.VIPs, addr)
 	}
 	if id, text, has := strings.Cut(is[recordFloatingIP], "/"); has {
 		addr, err := netip.ParseAddr(text)
 		if err != nil {
-			return port{}, false
+			return record{}, false
 		}
 		p.Floating = openstack.FloatingIP{ID: id, Addr: addr, Port: p.ID}
 		p.Floating.Fixed, _ = ipv4(p.VIPs)
 	}
-	return p, p.ID != "" && p.Pool != ""
+	return p, p.ID != "" && p.Pool != "" && p.group != ""
 }
 
 // leadRecorded completes a recorded failover IP: the status of a GatewayNode says that it leads there.

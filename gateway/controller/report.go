@@ -112,7 +112,7 @@ func (w *worker) waitsNoMore(name types.NamespacedName) {
 
 // pendingMessage says what a Service waits for.
 func (w *worker) pendingMessage(s *corev1.Service) string {
-	want, _ := w.settings.services().Read(s) // it is valid
+	want, _ := w.read(s) // it is valid
 	return fmt.Sprintf("waits for OpenStack, which has not answered yet: it allocates the addresses of pool %s", want.Pool)
 }
 
@@ -135,12 +135,15 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 		has += fmt.Sprintf("; not served: %s; gateways balance TCP and UDP", list(m.want.Unserved))
 	}
 	news := len(m.want.Unserved) > 0 && !strings.Contains(conditionMessage(s, service.ConditionMapped), "; not served: "+list(m.want.Unserved)+";")
+	edit := w.pendingEdit(s)
+	if edit != "" {
+		has += "; " + edit
+	}
+	edited := edit != "" && !strings.Contains(conditionMessage(s, service.ConditionMapped), edit)
 	err := w.patchStatus(ctx, s, func(s *corev1.Service) {
 		s.Status.LoadBalancer.Ingress = ingress(addresses, m.want)
-		if w.pools[m.port.Pool] != nil {
-			meta.SetStatusCondition(&s.Status.Conditions, writeRecord(m.port))
-		} else {
-			meta.RemoveStatusCondition(&s.Status.Conditions, service.ConditionAllocated)
+		if pool != nil {
+			meta.SetStatusCondition(&s.Status.Conditions, writeRecord(w.recordOf(s, m.port, pool)))
 		}
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{
 			Type: service.ConditionMapped, Status: metav1.ConditionTrue, Reason: service.ReasonMapped, Message: has,
@@ -156,6 +159,9 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 	})
 	if err == nil && known && slices.Contains(warned, v.reason) && said != v.message {
 		w.event(s, corev1.EventTypeWarning, v.reason, v.message)
+	}
+	if err == nil && edited {
+		w.event(s, corev1.EventTypeWarning, "SettingsEdited", edit)
 	}
 	if err == nil && news {
 		w.event(s, corev1.EventTypeWarning, "PortsNotServed", "spec.ports: gateways balance TCP and UDP; not served: "+list(m.want.Unserved))

@@ -154,7 +154,7 @@ func (c *Controller) work(ctx context.Context) error {
 	defer nodes.Wait()
 	defer cancel()
 	w := &worker{
-		settings: c.cfg.Settings, namespace: c.cfg.Namespace, managedBy: c.cfg.ManagedBy, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
+		configured: c.cfg.Settings, namespace: c.cfg.Namespace, managedBy: c.cfg.ManagedBy, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
 		agents: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, requeue: ask,
 		lanes: newLanes(ctx, ask, calls.Go, c.cfg.Log),
 	}

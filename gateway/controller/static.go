@@ -35,9 +35,10 @@ func (s *static) parse(id string) (port, bool) {
 		if err != nil {
 			return port{}, false
 		}
-		i := slices.IndexFunc(s.pools, func(p *Pool) bool {
-			return slices.ContainsFunc(p.Addresses, func(prefix netip.Prefix) bool { return prefix.Contains(addr) })
-		})
+		i := slices.IndexFunc(s.pools, func(p *Pool) bool { return slices.Contains(p.kept, addr) })
+		if i < 0 {
+			i = slices.IndexFunc(s.pools, func(p *Pool) bool { return p.lists(addr) })
+		}
 		if i < 0 || p.Pool != "" && p.Pool != s.pools[i].Name {
 			return port{}, false
 		}

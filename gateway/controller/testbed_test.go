@@ -239,7 +239,7 @@ func (w *testbed) startWith(s Settings, k *crasher) {
 		},
 	}))
 	w.worker = &worker{
-		settings: s, namespace: w.ns, managedBy: isthmusControllers, client: api, live: api, cloud: killableCloud{w.cloud, k}, agents: killableAgents{w.gateways, k},
+		configured: s, namespace: w.ns, managedBy: isthmusControllers, client: api, live: api, cloud: killableCloud{w.cloud, k}, agents: killableAgents{w.gateways, k},
 		probes: probes.New(w.t.Context(), probes.Config{Changed: func() {}}),
 		events: recorder{w}, log: slog.New(slog.DiscardHandler), requeue: func(n types.NamespacedName) { w.requeued = append(w.requeued, n) },
 	}
@@ -551,7 +551,7 @@ func (w *testbed) checkInvariants() {
 		}
 		used[id] = true
 		want := []string{}
-		families := common(s.Spec.IPFamilies, w.settings.pool(p.Pool).families())
+		families := common(s.Spec.IPFamilies, w.settings.pool(p.Pool).familiesWith(p))
 		for _, a := range p.external(families) {
 			want = append(want, a.String())
 		}

@@ -23,6 +23,8 @@ const (
 	AnnotationManaged = "gateway.isthmus.dev/managed"
 	// AnnotationPort is the id of the L2 port of the Service. The controller writes it.
 	AnnotationPort = "gateway.isthmus.dev/port"
+	// AnnotationAgree agrees to what edited settings would take from the Service. Its value is in the condition Mapped.
+	AnnotationAgree = "gateway.isthmus.dev/agree"
 	// AnnotationSharing is a key with which Services of several namespaces share addresses: all of them have the same key.
 	AnnotationSharing = "gateway.isthmus.dev/allow-shared-ip"
 	// AnnotationFloatingIP is "none", "allocate", or the id or the address of a floating IP of the project. The
@@ -62,7 +64,8 @@ const (
 	// ReasonCloud: Neutron refuses a request, or does not answer.
 	ReasonCloud = "CloudFailed"
 
-	// ConditionAllocated records the port of a Service in the cloud: the controller reads it while OpenStack is away.
+	// ConditionAllocated records the port of a Service and the settings that it had it from: the controller reads it while
+	// OpenStack is away, and after the settings were edited.
 	ConditionAllocated = "gateway.isthmus.dev/Allocated"
 	ReasonAllocated    = "Allocated"
 
