@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
@@ -27,7 +28,7 @@ type Settings struct {
 	FloatingIPs string `json:"floatingIPs,omitempty"`
 	// AddressPairs says how Neutron is made to let VIPs pass at the gateways' own ports.
 	AddressPairs AddressPairs `json:"addressPairs,omitempty"`
-	// Pools are the sources of addresses. The first one is the default.
+	// Pools are the sources of addresses. The first one that selects a new Service is its default.
 	Pools []Pool `json:"pools"`
 }
 
@@ -63,6 +64,13 @@ type Pool struct {
 	// CIDRs contain all addresses of the pool, for address pairs of kind cidr. Addresses are included without being
 	// repeated here.
 	CIDRs []netip.Prefix `json:"cidrs,omitempty"`
+
+	// Namespaces and Services select by labels which Services get addresses of the pool; nil: all. A Service that has an
+	// address keeps it.
+	Namespaces *metav1.LabelSelector `json:"namespaces,omitempty"`
+	Services   *metav1.LabelSelector `json:"services,omitempty"`
+	// AddressesPerNamespace is the number of addresses of the pool that the Services of a namespace may have; 0: no limit.
+	AddressesPerNamespace int `json:"addressesPerNamespace,omitempty"`
 
 	removed bool         // from the settings; its Services keep what they have
 	kept    []netip.Addr // of Services, which Addresses no longer has
@@ -184,6 +192,15 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 		if pairs == PairPerCIDR && len(p.CIDRs) == 0 {
 			wrong("cidrs are missing, which addressPairs \"cidr\" needs")
 		}
+	}
+	if _, err := metav1.LabelSelectorAsSelector(p.Namespaces); err != nil {
+		wrong("namespaces: %w", err)
+	}
+	if _, err := metav1.LabelSelectorAsSelector(p.Services); err != nil {
+		wrong("services: %w", err)
+	}
+	if p.AddressesPerNamespace < 0 {
+		wrong("addressesPerNamespace is %d; it can be a number of addresses, or 0 for no limit", p.AddressesPerNamespace)
 	}
 	for i, a := range p.Addresses {
 		if !a.IsValid() || a != a.Masked() {

@@ -214,7 +214,7 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 			want = failClosed(s, want)
 		}
 		if pool := w.settings.pool(p.Pool); pool != nil {
-			want.Floating = w.floating(s, want.Floating, pool, common(want.Families, pool.familiesWith(p)))
+			want.Floating = w.floating(s, want, pool, common(want.Families, pool.familiesWith(p)))
 		}
 		// L4 ports that the Service added since may belong to another Service, which keeps them.
 		want.L4 = reachablePorts(s, want.L4)

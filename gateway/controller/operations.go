@@ -54,13 +54,13 @@ func (w *worker) setUnmanaged(ctx context.Context, s *corev1.Service) error {
 
 // MapService gives a Service an L2 port and updates the gateways.
 func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service.Want, update agentUpdate) error {
-	pool := w.settings.pool(want.Pool)
 	var has port
 	if m := w.services[s.UID]; m != nil {
 		has = m.port
 	}
-	if pool.removed && has.Pool != pool.Name {
-		return w.reportRefused(ctx, s, invalid{fmt.Errorf("annotation %s: the settings no longer have pool %s; name another one", service.AnnotationPool, pool.Name)})
+	pool, err := w.choosePool(ctx, s, want, has)
+	if err != nil {
+		return w.reportRefused(ctx, s, err)
 	}
 	families := common(want.Families, pool.familiesWith(has))
 	if len(families) == 0 {
@@ -69,7 +69,10 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	if err := w.checkFailoverIP(ctx, s, want, pool); err != nil {
 		return w.reportRefused(ctx, s, err)
 	}
-	want.Floating = w.floating(s, want.Floating, pool, families)
+	want.Floating = w.floating(s, want, pool, families)
+	if err := w.checkAddresses(s, want, pool); err != nil {
+		return w.reportRefused(ctx, s, err)
+	}
 	had := s.Annotations[service.AnnotationPort]
 	p, err := w.choosePort(s, want, pool, families)
 	if err != nil {
@@ -133,7 +136,7 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	}
 	own := w.allocations.Port(string(s.UID))
 	satisfies := func(p port) bool {
-		return p.Pool == pool.Name && p.covers(families) && (p.ID == own || len(p.VIPs) == 0 || !slices.Contains(pool.kept, p.VIPs[0])) &&
+		return p.Pool == pool.Name && p.covers(families) && (src != nil || containsAll(p.VIPs, want.Addresses)) && (p.ID == own || len(p.VIPs) == 0 || !slices.Contains(pool.kept, p.VIPs[0])) &&
 			!slices.ContainsFunc(w.sharers(p.ID, s.UID), func(m *mapped) bool { return !sameFloating(m.want.Floating, want.Floating, p.Floating) })
 	}
 	var candidates []portmap.Claim
@@ -149,8 +152,13 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	if err := w.checkSharedFloatingIP(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
-	r := request{Pool: pool, Families: common(families, pool.families()), Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace}
+	r := request{Pool: pool, Families: common(families, pool.families()), Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace, Addresses: want.Addresses}
 	chosen, ok := w.allocations.Choose(candidates)
+	if !ok || chosen.Port != own {
+		if err := w.checkQuota(s, r, ports[chosen.Port]); err != nil {
+			return port{}, err
+		}
+	}
 	if src == nil {
 		return w.listed(r, ports, chosen.Port)
 	}
@@ -172,7 +180,7 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 func (w *worker) checkNamedPort(id string, s *corev1.Service, want service.Want, pool *Pool) error {
 	for uid, m := range w.services {
 		if uid != s.UID && m.port.ID == id && w.allocations.Port(string(s.UID)) == "" && w.foreign(s, want, m.port) {
-			return foreignError(service.AnnotationPort, id, "remove the annotation")
+			return foreignError("annotation "+service.AnnotationPort, id, "remove the annotation")
 		}
 	}
 	for text := range strings.SplitSeq(id, staticSeparator) {
@@ -183,7 +191,7 @@ func (w *worker) checkNamedPort(id string, s *corev1.Service, want service.Want,
 		for uid, m := range w.services {
 			if of := w.settings.pool(m.port.Pool); uid != s.UID && m.port.ID != id && of != nil && of.Group == pool.Group && slices.Contains(m.port.VIPs, addr.Unmap().WithZone("")) {
 				if w.foreign(s, want, m.port) {
-					return foreignError(service.AnnotationPort, id, "remove the annotation")
+					return foreignError("annotation "+service.AnnotationPort, id, "remove the annotation")
 				}
 				return invalid{fmt.Errorf("annotation %s: %s is no port, but %s is an address of the port %s of another Service; name that port to share it, or remove the annotation", service.AnnotationPort, id, text, m.port.ID)}
 			}
@@ -197,9 +205,9 @@ func (w *worker) foreign(s *corev1.Service, want service.Want, p port) bool {
 	return errors.Is(w.allocations.Collision(w.claim(s, want, p)), portmap.ErrForeign)
 }
 
-// foreignError refuses what an annotation names. It tells a tenant nothing about the Services that have it.
-func foreignError(name, value, otherwise string) error {
-	return invalid{fmt.Errorf("annotation %s: Services of another namespace have %s; %s, or share it: they and this Service need the same key in the annotation %s", name, value, otherwise, service.AnnotationSharing)}
+// foreignError refuses what a field names. It tells a tenant nothing about the Services that have it.
+func foreignError(field, value, otherwise string) error {
+	return invalid{fmt.Errorf("%s: Services of another namespace have %s; %s, or share it: they and this Service need the same key in the annotation %s", field, value, otherwise, service.AnnotationSharing)}
 }
 
 // listed returns the port with an id, or a new one, of a list of addresses.
@@ -211,7 +219,7 @@ func (w *worker) listed(r request, ports map[string]port, id string) (port, erro
 }
 
 // floating returns the floating IP that a Service gets. The default does not apply to pools without floating IPs.
-func (w *worker) floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families []corev1.IPFamily) service.FloatingIP {
+func (w *worker) floating(s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) service.FloatingIP {
 	if pool.FailoverIP != nil {
 		return service.FloatingIP{Allocate: true}
 	}
@@ -220,7 +228,10 @@ func (w *worker) floating(s *corev1.Service, want service.FloatingIP, pool *Pool
 	if none && !asked {
 		return service.FloatingIP{}
 	}
-	return want
+	if i := slices.IndexFunc(want.Addresses, netip.Addr.Is4); i >= 0 && want.Floating.Allocate { // the address that clients use
+		return service.FloatingIP{Use: want.Addresses[i].String(), Retain: true}
+	}
+	return want.Floating
 }
 
 // checkSharedFloatingIP refuses a named floating IP that other Services use in an incompatible way.
@@ -235,7 +246,7 @@ func (w *worker) checkSharedFloatingIP(ports map[string]port, want service.Want,
 			continue
 		}
 		if w.foreign(s, want, p) {
-			return foreignError(service.AnnotationFloatingIP, want.Floating.Use, "name another one")
+			return foreignError("annotation "+service.AnnotationFloatingIP, want.Floating.Use, "name another one")
 		}
 		for _, m := range others {
 			if !sameFloating(m.want.Floating, want.Floating, p.Floating) {

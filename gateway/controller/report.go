@@ -67,7 +67,7 @@ func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error
 		c.Reason, c.Message = service.ReasonPending, w.pendingMessage(s)
 	case errors.As(err, &user):
 		c.Reason, again = service.ReasonInvalid, nil
-	case errors.Is(err, openstack.ErrQuota), errors.Is(err, errExhausted):
+	case errors.Is(err, openstack.ErrQuota), errors.Is(err, errExhausted), errors.Is(err, errNamespaceQuota):
 		c.Reason = service.ReasonQuotaExceeded
 	case w.services[s.UID] != nil, apierrors.IsConflict(err), ctx.Err() != nil:
 		return err // it keeps what it has, and a retry may succeed

@@ -138,6 +138,7 @@ func (c *Controller) Run(ctx context.Context) error {
 // +kubebuilder:rbac:groups="",resources=services,verbs=list;watch;patch
 // +kubebuilder:rbac:groups="",resources=services/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
 // +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes/status,verbs=patch

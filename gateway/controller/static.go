@@ -68,6 +68,10 @@ func (s *static) create(r request, held []string) (port, error) {
 		if !slices.Contains(r.Families, f) {
 			continue
 		}
+		if i := slices.IndexFunc(r.Addresses, func(a netip.Addr) bool { return familyOf(a) == f }); i >= 0 {
+			p.VIPs = append(p.VIPs, r.Addresses[i])
+			continue
+		}
 		addr, ok := firstFree(r.Pool.Addresses, f, taken)
 		if !ok {
 			return port{}, fmt.Errorf("pool %s, %s: %w; add to its addresses, or delete Services", r.Pool.Name, f, errExhausted)

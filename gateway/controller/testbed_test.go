@@ -497,7 +497,13 @@ func (w *testbed) handle(name types.NamespacedName) error {
 // recover starts a new worker and lets it converge.
 func (w *testbed) recover() {
 	w.t.Helper()
-	w.start()
+	w.recoverWith(testSettings())
+}
+
+// recoverWith is recover with other settings.
+func (w *testbed) recoverWith(s Settings) {
+	w.t.Helper()
+	w.startWith(s, nil)
 	w.noError(w.Sync(w.t.Context()))
 	w.noError(w.converge())
 }

@@ -23,6 +23,9 @@ const (
 	AnnotationManaged = "gateway.isthmus.dev/managed"
 	// AnnotationPort is the id of the L2 port of the Service. The controller writes it.
 	AnnotationPort = "gateway.isthmus.dev/port"
+	// AnnotationAddresses asks for addresses: at most one of each family, separated by a comma. It wins over
+	// spec.loadBalancerIP.
+	AnnotationAddresses = "gateway.isthmus.dev/addresses"
 	// AnnotationAgree agrees to what edited settings would take from the Service. Its value is in the condition Mapped.
 	AnnotationAgree = "gateway.isthmus.dev/agree"
 	// AnnotationSharing is a key with which Services of several namespaces share addresses: all of them have the same key.
@@ -122,6 +125,9 @@ type Want struct {
 	Unserved []portmap.L4
 	Families []corev1.IPFamily // one or two, in order of preference
 	Floating FloatingIP
+	// Addresses are those that it asks for, at most one of each family, and AddressesField names the field that does.
+	Addresses      []netip.Addr
+	AddressesField string
 	// Sharing is the key with which Services of other namespaces may share its address, "" for none.
 	Sharing  string
 	Pool     string
@@ -168,6 +174,7 @@ func (c Config) Read(s *corev1.Service) (Want, error) {
 	if _, asks := s.Annotations[AnnotationFloatingIP]; asks && (w.Floating.Allocate || w.Floating.Use != "") && len(w.Families) > 0 && !slices.Contains(w.Families, corev1.IPv4Protocol) {
 		r.wrong("annotation %s asks for a floating IP, which is IPv4, and spec.ipFamilies is IPv6 alone; add IPv4 there, or set the annotation to \"none\"", AnnotationFloatingIP)
 	}
+	w.AddressesField, w.Addresses = r.addresses(s)
 	w.ExternalIPs = r.choice(AnnotationExternalIPs, "false", "true") == "true"
 	for _, p := range s.Spec.Ports {
 		l4 := portmap.L4{Protocol: string(p.Protocol), Port: uint16(p.Port)}
@@ -248,6 +255,36 @@ func preferred(first string, all ...string) []string {
 		return all
 	}
 	return append([]string{first}, rest...)
+}
+
+// addresses reads the addresses that a Service asks for, and the name of the field.
+func (r *reader) addresses(s *corev1.Service) (field string, all []netip.Addr) {
+	field, text := "spec.loadBalancerIP", s.Spec.LoadBalancerIP
+	if value, ok := r.annotations[AnnotationAddresses]; ok {
+		field, text = "annotation "+AnnotationAddresses, value
+	}
+	if text == "" {
+		return field, nil
+	}
+	for one := range strings.SplitSeq(text, ",") {
+		addr, err := netip.ParseAddr(strings.TrimSpace(one))
+		addr = addr.Unmap()
+		family := corev1.IPv6Protocol
+		if addr.Is4() {
+			family = corev1.IPv4Protocol
+		}
+		switch {
+		case err != nil || addr.Zone() != "":
+			r.wrong("%s: %q is not an IP address such as 192.0.2.17", field, one)
+		case slices.ContainsFunc(all, func(a netip.Addr) bool { return a.Is4() == addr.Is4() }):
+			r.wrong("%s has two %s addresses; name one of each family at most", field, family)
+		case len(s.Spec.IPFamilies) > 0 && !slices.Contains(s.Spec.IPFamilies, family):
+			r.wrong("%s: %s is %s, which spec.ipFamilies lacks; add it there", field, addr, family)
+		default:
+			all = append(all, addr)
+		}
+	}
+	return field, all
 }
 
 // floating reads the annotations about floating IPs.

@@ -1,0 +1,160 @@
+package controller
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// has fails the test unless a Service has exactly some addresses.
+func (w *testbed) has(name string, want ...string) {
+	w.t.Helper()
+	if have := addresses(w.get(name)); !slices.Equal(have, want) {
+		w.t.Errorf("%s has %v, want %v", name, have, want)
+	}
+}
+
+// A Service gets the address that it asks for, by either field, unless it can not have it: then it is refused, and its
+// condition and an event say why.
+func TestRequestedAddress(t *testing.T) {
+	w := newAPITestbed(t)
+	w.noError(w.Sync(t.Context()))
+	ask := func(text string) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			annotation(service.AnnotationPool, "list")(s)
+			annotation(service.AnnotationAddresses, text)(s)
+		}
+	}
+	w.create(
+		w.newService("a", func(s *corev1.Service) {
+			annotation(service.AnnotationPool, "list")(s)
+			s.Spec.LoadBalancerIP = "192.0.2.10"
+		}, 80),
+		w.newService("b", ask("192.0.2.10"), 443), w.newService("c", ask("192.0.2.10"), 80), w.newService("d", ask("198.51.100.1"), 25),
+		w.newService("e", ask("192.0.2"), 26), w.newService("f", ask("2001:db8::9"), 27),
+		w.newService("kept", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80),
+	)
+	w.refresh()
+	w.has("a", "192.0.2.10")
+	w.has("b", "192.0.2.10")
+	w.refused("c", service.ReasonInvalid, w.ns+"/a has 192.0.2.10, with one of the same ports")
+	w.refused("d", service.ReasonInvalid, "pool list does not have 198.51.100.1")
+	w.refused("e", service.ReasonInvalid, `"192.0.2" is not an IP address`)
+	w.refused("f", service.ReasonInvalid, "2001:db8::9 is IPv6, which spec.ipFamilies lacks")
+	for _, name := range []string{"c", "d", "e", "f"} {
+		w.has(name)
+	}
+	floating := addresses(w.get("kept"))[0]
+	w.remove("kept")
+	w.create(w.newService("pair", func(s *corev1.Service) { inList(s); ask("2001:db8::a, 192.0.2.9")(s) }, 80))
+	w.create(w.newService("floating", func(s *corev1.Service) { s.Spec.LoadBalancerIP = floating }, 80))
+	w.refresh()
+	w.has("pair", "192.0.2.9", "2001:db8::a")
+	w.has("floating", floating)
+	w.edit("b", annotation(service.AnnotationAddresses, "192.0.2.9"))
+	w.as(w.addNamespace(), func() {
+		w.create(w.newService("tenant", ask("192.0.2.10"), 8080))
+		w.refresh()
+		w.refused("tenant", service.ReasonInvalid, "Services of another namespace have 192.0.2.10")
+		w.has("tenant")
+	})
+	w.has("b", "192.0.2.9")
+	w.create(w.newService("both", func(s *corev1.Service) { inList(s); ask("192.0.2.10,2001:db8::9")(s) }, 81))
+	w.refresh()
+	w.refused("both", service.ReasonInvalid, w.ns+"/a has 192.0.2.10")
+	w.recover()
+	w.has("a", "192.0.2.10")
+	w.has("b", "192.0.2.9")
+	w.has("floating", floating)
+}
+
+// gold returns settings with a pool for some namespaces and Services before the others.
+func gold() Settings {
+	s := testSettings()
+	s.Pools = append([]Pool{{
+		Name: "gold", Announce: desired.ByBGP, Return: desired.SNAT, Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/29")},
+		Namespaces: &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "gold"}}, AddressesPerNamespace: 1,
+		Services: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "internal", Operator: metav1.LabelSelectorOpDoesNotExist}}},
+	}}, s.Pools[1])
+	return s
+}
+
+// A pool gives addresses to the namespaces and Services that it selects. The others get the next pool, or are refused if they
+// name it. Changed labels take nothing.
+func TestPoolSelectors(t *testing.T) {
+	w := newAPITestbed(t)
+	w.startWith(gold(), nil)
+	w.noError(w.Sync(t.Context()))
+	named := annotation(service.AnnotationPool, "gold")
+	w.create(w.newService("default", nil, 80), w.newService("named", named, 443))
+	w.refresh()
+	w.has("default", "192.0.2.9")
+	w.refused("named", service.ReasonInvalid, "pool gold does not select this Service")
+	w.has("named")
+	w.as(w.addNamespace(), func() {
+		label := func(tier string) {
+			ns := &corev1.Namespace{}
+			ns.Name = w.ns
+			ns.Labels = map[string]string{"tier": tier}
+			w.noError(w.api.Update(t.Context(), ns))
+		}
+		label("gold")
+		w.create(w.newService("default", nil, 80), w.newService("named", named, 443), w.newService("internal", func(s *corev1.Service) { s.Labels = map[string]string{"internal": ""} }, 80))
+		w.refresh()
+		check := func() {
+			t.Helper()
+			w.has("default", "198.51.100.1")
+			w.has("named", "198.51.100.1")
+			w.has("internal", "192.0.2.10")
+		}
+		check()
+		label("silver")
+		w.recoverWith(gold())
+		check()
+	})
+}
+
+// A namespace has no more addresses of a pool than the pool gives it. Its Services share them; another namespace has its own.
+func TestNamespaceQuota(t *testing.T) {
+	w := newAPITestbed(t)
+	settings := gold()
+	settings.Pools[0].Namespaces = nil
+	w.startWith(settings, nil)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.newService("a", nil, 80), w.newService("b", nil, 443), w.newService("c", nil, 80))
+	_ = w.converge()
+	w.has("a", "198.51.100.1")
+	w.has("b", "198.51.100.1")
+	w.has("c")
+	w.refused("c", service.ReasonQuotaExceeded, "its Services have 1 addresses, and may have 1")
+	w.as(w.addNamespace(), func() {
+		w.create(w.newService("a", nil, 80))
+		_ = w.converge()
+		w.has("a", "198.51.100.2")
+	})
+	w.remove("a")
+	_ = w.converge()
+	w.refresh()
+	w.has("c", "198.51.100.1")
+}
+
+// The settings refuse selectors and quotas that are none.
+func TestInvalidPolicies(t *testing.T) {
+	s := gold()
+	s.Pools[0].Namespaces.MatchLabels = map[string]string{"a b": ""}
+	s.Pools[0].Services.MatchExpressions[0].Operator = "Like"
+	s.Pools[0].AddressesPerNamespace = -1
+	err := s.Complete()
+	for _, text := range []string{"pools[0].namespaces: ", "pools[0].services: ", "pools[0].addressesPerNamespace is -1"} {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v does not say %q", err, text)
+		}
+	}
+}
