@@ -91,6 +91,6 @@ func describePairs(s *v1alpha1.GatewayNodeStatus, err error, set bool) {
 
 func sameNode(a, b *v1alpha1.GatewayNodeStatus) bool {
 	return a.AppliedGeneration == b.AppliedGeneration && a.Hash == b.Hash && a.Version == b.Version && slices.Equal(a.Drift, b.Drift) &&
-		slices.Equal(a.Announced, b.Announced) && slices.Equal(a.AddressPairs, b.AddressPairs) && a.AddressPairsPort == b.AddressPairsPort &&
+		slices.Equal(a.Announced, b.Announced) && slices.Equal(a.AddressPairs, b.AddressPairs) && slices.Equal(a.AddressPairsMissing, b.AddressPairsMissing) && a.AddressPairsPort == b.AddressPairsPort &&
 		slices.Equal(a.FloatingIPs, b.FloatingIPs) && reflect.DeepEqual(a.Conditions, b.Conditions)
 }

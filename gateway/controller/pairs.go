@@ -39,7 +39,8 @@ func (w *worker) pairsOf(n *v1alpha1.GatewayNode) *pairsState {
 	if is == nil || is.port != n.Spec.NeutronPort {
 		is = &pairsState{port: n.Spec.NeutronPort}
 		if pairsPort(n) == is.port {
-			is.passes = ourPairs(n)
+			is.missing = prefixes(n.Status.AddressPairsMissing)
+			is.passes = without(ourPairs(n), is.missing)
 		}
 		w.pairs[n.Name] = is
 	}
@@ -114,7 +115,7 @@ func (w *worker) pairsDone(n *v1alpha1.GatewayNode, want []netip.Prefix, err err
 	}
 	if room, ok := errors.AsType[*openstack.PairsExhausted](err); ok {
 		is.missing = room.Missing
-		is.passes = slices.DeleteFunc(slices.Clone(want), func(p netip.Prefix) bool { return slices.Contains(room.Missing, p) })
+		is.passes = without(want, room.Missing)
 	} else if err == nil {
 		is.passes = want
 	}
@@ -228,15 +229,19 @@ func (w *worker) setPairs(ctx context.Context, n *v1alpha1.GatewayNode, want []n
 	if err := w.addFinalizer(ctx, n, len(both) > 0); err != nil {
 		return err
 	}
-	if err := w.recordPairs(ctx, n, n.Spec.NeutronPort, both); err != nil {
+	if err := w.recordPairs(ctx, n, n.Spec.NeutronPort, both, prefixes(n.Status.AddressPairsMissing)); err != nil {
 		return err
 	}
 	err := w.cloud.SetAddressPairs(ctx, n.Spec.NeutronPort, both, want)
-	if _, ok := errors.AsType[*openstack.PairsExhausted](err); err != nil && !ok {
+	var missing []netip.Prefix
+	if room, ok := errors.AsType[*openstack.PairsExhausted](err); ok {
+		missing = room.Missing
+	} else if err != nil {
 		return err
 	}
-	// Pairs beyond the limit stay recorded: the next attempt can set them at once.
-	return errors.Join(err, w.recordPairs(ctx, n, n.Spec.NeutronPort, want))
+	// Pairs beyond the limit stay recorded: the next attempt can set them at once. A controller that starts while Neutron is
+	// away learns from the record that the gateway must not announce them.
+	return errors.Join(err, w.recordPairs(ctx, n, n.Spec.NeutronPort, want, missing))
 }
 
 // reread reads n from the API server. A cached copy may miss our last write, and a forgotten pair would count as foreign
@@ -252,7 +257,7 @@ func (w *worker) removePairs(ctx context.Context, n *v1alpha1.GatewayNode) error
 			return err
 		}
 	}
-	return w.recordPairs(ctx, n, "", nil)
+	return w.recordPairs(ctx, n, "", nil, nil)
 }
 
 // pairsPort returns the port that has our pairs.
@@ -261,13 +266,21 @@ func pairsPort(n *v1alpha1.GatewayNode) string {
 }
 
 // ourPairs returns the pairs that we set for a gateway.
-func ourPairs(n *v1alpha1.GatewayNode) (all []netip.Prefix) {
-	for _, text := range n.Status.AddressPairs {
+func ourPairs(n *v1alpha1.GatewayNode) []netip.Prefix { return prefixes(n.Status.AddressPairs) }
+
+// prefixes parses recorded pairs.
+func prefixes(texts []string) (all []netip.Prefix) {
+	for _, text := range texts {
 		if p, err := netip.ParsePrefix(text); err == nil {
 			all = append(all, p)
 		}
 	}
 	return all
+}
+
+// without returns pairs that are not in others.
+func without(pairs, others []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(pairs), func(p netip.Prefix) bool { return slices.Contains(others, p) })
 }
 
 // addFinalizer makes a GatewayNode with pairs wait for their removal when it is deleted.
@@ -282,13 +295,19 @@ func (w *worker) addFinalizer(ctx context.Context, n *v1alpha1.GatewayNode, pair
 	return nil
 }
 
-// recordPairs records our pairs and their port.
-func (w *worker) recordPairs(ctx context.Context, n *v1alpha1.GatewayNode, port string, pairs []netip.Prefix) error {
-	texts := make([]string, len(pairs))
+// recordPairs records our pairs, their port, and those for which it has no room.
+func (w *worker) recordPairs(ctx context.Context, n *v1alpha1.GatewayNode, port string, pairs, missing []netip.Prefix) error {
+	return w.patchNode(ctx, n, func(s *v1alpha1.GatewayNodeStatus) {
+		s.AddressPairs, s.AddressPairsMissing, s.AddressPairsPort = texts(pairs), texts(missing), port
+	})
+}
+
+func texts(pairs []netip.Prefix) []string {
+	all := make([]string, len(pairs))
 	for i, p := range pairs {
-		texts[i] = p.String()
+		all[i] = p.String()
 	}
-	return w.patchNode(ctx, n, func(s *v1alpha1.GatewayNodeStatus) { s.AddressPairs, s.AddressPairsPort = texts, port })
+	return all
 }
 
 // patchNode changes the status of a GatewayNode. It writes nothing when nothing changes.

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -225,5 +226,40 @@ func TestChangedPairsWithStaleCache(t *testing.T) {
 			w.noError(errors.Join(w.Refresh(t.Context()), w.Refresh(t.Context())))
 			w.pairsAt("afterwards", openstacktest.Gateway1, foreign, 1)
 		})
+	}
+}
+
+// An address whose pair does not fit at the port of one gateway is announced by the other one alone, also by a controller that
+// starts while Neutron is away.
+func TestAddressWithoutRoom(t *testing.T) {
+	w := newAPITestbed(t)
+	w.noError(w.cloud.SetAddressPairs(t.Context(), openstacktest.Gateway1, nil, []netip.Prefix{netip.MustParsePrefix("198.51.100.7/32")}))
+	w.noError(w.Sync(t.Context()))
+	for i := range 9 { // as many as fit beside the foreign pair
+		w.create(w.newService(fmt.Sprintf("s%d", i), nil, 80))
+	}
+	w.refresh()
+	w.create(w.newService("last", nil, 80))
+	_ = w.converge()
+	check := func(step string, one, two int) {
+		t.Helper()
+		if a, b := w.servedAt("gw1", "last"), w.servedAt("gw2", "last"); len(a) != one || len(b) != two {
+			t.Errorf("%s: the gateway without room serves %q, the other one %q", step, a, b)
+		}
+		if a, b := len(w.gateways.states["gw1"].VIPs), len(w.gateways.states["gw2"].VIPs); a != 9 || b != 9+two {
+			t.Errorf("%s: the gateways have %d and %d VIPs", step, a, b)
+		}
+	}
+	check("with one too many", 0, 1)
+	w.start()
+	w.fake.SetFaults(always(openstacktest.Refuse), nil)
+	_ = errors.Join(w.Sync(t.Context()), w.converge())
+	check("after a restart without Neutron", 0, 1)
+	w.fake.SetFaults(nil, nil)
+	w.remove("s3")
+	w.refresh()
+	_ = w.converge()
+	if a, b := w.servedAt("gw1", "last"), w.servedAt("gw2", "last"); len(a) != 1 || len(b) != 1 {
+		t.Errorf("with room they serve %q and %q", a, b)
 	}
 }

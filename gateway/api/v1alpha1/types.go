@@ -194,6 +194,9 @@ type GatewayNodeStatus struct {
 	// AddressPairs are the pairs that the controller set, or is about to set, at the gateway's Neutron port.
 	// +listType=atomic
 	AddressPairs []string `json:"addressPairs,omitempty"`
+	// AddressPairsMissing are those of them for which the port has no room. The gateway does not get their VIPs.
+	// +listType=atomic
+	AddressPairsMissing []string `json:"addressPairsMissing,omitempty"`
 	// AddressPairsPort is the id of that port: spec.neutronPort, or its previous value.
 	AddressPairsPort string `json:"addressPairsPort,omitempty"`
 	// FloatingIPs are the failover IPs that lead to this gateway. Their connections break when they move.

@@ -163,6 +163,11 @@ func (in *GatewayNodeStatus) DeepCopyInto(out *GatewayNodeStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.AddressPairsMissing != nil {
+		in, out := &in.AddressPairsMissing, &out.AddressPairsMissing
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.FloatingIPs != nil {
 		in, out := &in.FloatingIPs, &out.FloatingIPs
 		*out = make([]string, len(*in))
