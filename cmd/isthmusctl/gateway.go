@@ -27,7 +27,7 @@ func gatewayCommand() *cobra.Command {
 		Args:    usage.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(certsCommand(), planCommand())
+	cmd.AddCommand(certsCommand(), planCommand(), forgetCommand())
 	return cmd
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,12 +59,26 @@ func applyObjects(ts *testscript.TestScript, _ bool, args []string) {
 			have, err = want, c.Update(context.Background(), want.DeepCopy())
 		}
 		ts.Check(err)
+		if want.GetKind() == "CustomResourceDefinition" {
+			ts.Check(awaitDefinition(c, want.GetName()))
+		}
 		if status, ok := want.Object["status"]; ok {
 			ts.Check(c.Get(context.Background(), client.ObjectKeyFromObject(want), have))
 			have.Object["status"] = status
 			ts.Check(c.Status().Update(context.Background(), have))
 		}
 	}
+}
+
+// awaitDefinition waits until the API server serves a definition.
+func awaitDefinition(c client.Client, name string) error {
+	return wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		err := c.Get(ctx, client.ObjectKey{Name: name}, crd)
+		return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+		}), err
+	})
 }
 
 func printObject(ts *testscript.TestScript, neg bool, args []string) {

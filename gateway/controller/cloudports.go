@@ -239,6 +239,11 @@ func (w *worker) cleanUnused(ctx context.Context, src *cloudPorts) error {
 	if err != nil {
 		return err
 	}
+	for id, p := range src.ports { // Neutron would give its addresses to another port
+		if !used[id] && len(w.mayServe(p.VIPs)) > 0 {
+			used[id], w.withheld = true, true
+		}
+	}
 	left := maps.Clone(src.unclean)
 	started := w.lanes.start(src.lane(), cleanKey, func(ctx context.Context) (func(), error) {
 		gone, err := src.clean(ctx, used)

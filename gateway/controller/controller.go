@@ -74,6 +74,8 @@ type worker struct {
 	restored        bool                               // the allocations, at least once
 	rebuildNeeded   bool                               // the cloud has other ports than the worker knew
 	cleanupQueued   bool                               // cleanKey is enqueued
+	given           map[string]map[netip.Addr]bool     // by gateway: VIPs that it has, and those that it may still have
+	withheld        bool                               // ports wait for gateways that may still have their VIPs
 	edited          map[string]bool                    // agreements that the settings wait for
 	unsent          bool                               // the gateways were not told yet what Services have given up
 	pairs           map[string]*pairsState             // by gateway
@@ -101,7 +103,7 @@ func (m *mapped) families(p *Pool) []corev1.IPFamily {
 // init completes a worker.
 func (w *worker) init() {
 	w.allocations, w.services, w.unmapped = new(portmap.Allocations), map[types.UID]*mapped{}, map[types.NamespacedName]string{}
-	w.answers, w.waitingSince, w.newVIPs, w.pairs = map[types.UID]answer{}, map[types.NamespacedName]time.Time{}, map[netip.Addr]bool{}, map[string]*pairsState{}
+	w.answers, w.waitingSince, w.newVIPs, w.given, w.pairs = map[types.UID]answer{}, map[types.NamespacedName]time.Time{}, map[netip.Addr]bool{}, map[string]map[netip.Addr]bool{}, map[string]*pairsState{}
 	w.network, w.failover = newCloudPorts(&neutron{w.cloud}), newCloudPorts(&failoverIP{w.cloud})
 	if w.cloud != nil {
 		w.sources = []*cloudPorts{w.network, w.failover}
@@ -224,6 +226,7 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		claims = append(claims, c)
 		entries[string(s.UID)] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	}
+	claims = w.withdrawn(services, claims, entries)
 	allocations, collided := portmap.Restore(claims)
 	w.allocations, w.services = allocations, map[types.UID]*mapped{}
 	for _, c := range collided {

@@ -3,6 +3,7 @@ package controller
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -47,6 +48,7 @@ func (w *worker) UpdateAgents(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	unrecorded := w.recordGiven(ctx, plans)
 	w.agents.Set(ctx, targets(plans))
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -54,10 +56,13 @@ func (w *worker) UpdateAgents(ctx context.Context) error {
 	w.unsent = false
 	reports := w.agents.Reports()
 	w.noteSilence(plans, reports)
+	if err := w.confirmWithdrawals(ctx, plans, reports); err != nil {
+		return err
+	}
 	w.updatePairs(plans, reports)
 	w.moveFailoverIPs(plans, reports)
 	w.updateVerdicts(plans, reports)
-	return w.reportGateways(ctx, plans, reports)
+	return errors.Join(unrecorded, w.reportGateways(ctx, plans, reports))
 }
 
 // readGenerations asks the gateways for their generations, once.
@@ -73,6 +78,7 @@ func (w *worker) readGenerations(ctx context.Context) error {
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
 		all[n.Name] = agents.Target{URL: n.Spec.URL, Identity: identity(n)}
+		w.givenTo(n)
 	}
 	w.agents.ReadGenerations(ctx, all)
 	w.generationsRead = true

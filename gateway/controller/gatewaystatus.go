@@ -27,6 +27,7 @@ func (w *worker) reportGateways(ctx context.Context, plans []plan, reports map[s
 		errs = append(errs, w.patchNode(ctx, p.node, func(s *v1alpha1.GatewayNodeStatus) {
 			describe(s, p, r)
 			s.FloatingIPs = w.failoverIPsAt(p.node)
+			s.Addresses = sortedTexts(w.given[p.node.Name])
 			if w.usesPairs(p.node) {
 				is := w.pairsOf(p.node)
 				describePairs(s, is.err, is.set)
@@ -91,6 +92,6 @@ func describePairs(s *v1alpha1.GatewayNodeStatus, err error, set bool) {
 
 func sameNode(a, b *v1alpha1.GatewayNodeStatus) bool {
 	return a.AppliedGeneration == b.AppliedGeneration && a.Hash == b.Hash && a.Version == b.Version && slices.Equal(a.Drift, b.Drift) &&
-		slices.Equal(a.Announced, b.Announced) && slices.Equal(a.AddressPairs, b.AddressPairs) && slices.Equal(a.AddressPairsMissing, b.AddressPairsMissing) && a.AddressPairsPort == b.AddressPairsPort &&
+		slices.Equal(a.Announced, b.Announced) && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.AddressPairs, b.AddressPairs) && slices.Equal(a.AddressPairsMissing, b.AddressPairsMissing) && a.AddressPairsPort == b.AddressPairsPort &&
 		slices.Equal(a.FloatingIPs, b.FloatingIPs) && reflect.DeepEqual(a.Conditions, b.Conditions)
 }

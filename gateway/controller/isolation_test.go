@@ -325,7 +325,7 @@ func FuzzSettings(f *testing.F) {
 		}
 		var held []string
 		for i, pool := range list.pools {
-			p, err := list.create(request{Pool: pool, Families: pool.families()}, held)
+			p, err := list.create(request{Pool: pool, Families: pool.families()}, held, nil)
 			if err != nil {
 				continue
 			}

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,7 +135,10 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 		w.readPorts(src, nameOf(s))
 		return port{}, errWaiting
 	}
-	own := w.allocations.Port(string(s.UID))
+	own := "" // its port
+	if m := w.services[s.UID]; m != nil {
+		own = m.port.ID
+	}
 	satisfies := func(p port) bool {
 		return p.Pool == pool.Name && p.covers(families) && (src != nil || containsAll(p.VIPs, want.Addresses)) && (p.ID == own || len(p.VIPs) == 0 || !slices.Contains(pool.kept, p.VIPs[0])) &&
 			!slices.ContainsFunc(w.sharers(p.ID, s.UID), func(m *mapped) bool { return !sameFloating(m.want.Floating, want.Floating, p.Floating) })
@@ -155,7 +159,8 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	r := request{Pool: pool, Families: common(families, pool.families()), Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace, Addresses: want.Addresses}
 	chosen, ok := w.allocations.Choose(candidates)
 	if !ok || chosen.Port != own {
-		if err := w.checkQuota(s, r, ports[chosen.Port]); err != nil {
+		if err := cmp.Or(w.checkQuota(s, r, ports[chosen.Port]), w.checkWithdrawn(s, ports[chosen.Port])); err != nil {
+			w.allocations.Release(string(s.UID)) // of the port that its annotation names
 			return port{}, err
 		}
 	}
@@ -215,7 +220,13 @@ func (w *worker) listed(r request, ports map[string]port, id string) (port, erro
 	if p, ok := ports[id]; ok {
 		return p, w.list.checkFloatingIP(p.Pool, r.Floating)
 	}
-	return w.list.create(r, w.held())
+	p, err := w.list.create(r, w.held(), w.allGiven())
+	if errors.Is(err, errExhausted) { // but some may become free
+		if p, other := w.list.create(r, w.held(), nil); other == nil {
+			return port{}, withdrawing(p.VIPs, w.mayServe(p.VIPs))
+		}
+	}
+	return p, err
 }
 
 // floating returns the floating IP that a Service gets. The default does not apply to pools without floating IPs.

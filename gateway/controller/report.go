@@ -65,6 +65,8 @@ func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error
 			return err
 		}
 		c.Reason, c.Message = service.ReasonPending, w.pendingMessage(s)
+	case errors.Is(err, errWithdrawing): // confirmWithdrawals wakes it
+		c.Reason, again = service.ReasonWithdrawing, nil
 	case errors.As(err, &user):
 		c.Reason, again = service.ReasonInvalid, nil
 	case errors.Is(err, openstack.ErrQuota), errors.Is(err, errExhausted), errors.Is(err, errNamespaceQuota):

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -51,12 +52,14 @@ func (s *static) parse(id string) (port, bool) {
 
 func staticID(addrs []netip.Addr) string { return joined(addrs, staticSeparator) }
 
-// create returns a new port. held are the ids of those that Services use.
-func (s *static) create(r request, held []string) (port, error) {
+// create returns a new port. held are the ids of those that Services use, and given the addresses that gateways may still
+// have.
+func (s *static) create(r request, held []string, given map[netip.Addr]bool) (port, error) {
 	if err := s.checkFloatingIP(r.Pool.Name, r.Floating); err != nil {
 		return port{}, err
 	}
 	taken := map[netip.Addr]bool{}
+	maps.Copy(taken, given)
 	for _, id := range held {
 		p, _ := s.parse(id)
 		for _, vip := range p.VIPs {
@@ -69,6 +72,9 @@ func (s *static) create(r request, held []string) (port, error) {
 			continue
 		}
 		if i := slices.IndexFunc(r.Addresses, func(a netip.Addr) bool { return familyOf(a) == f }); i >= 0 {
+			if given[r.Addresses[i]] {
+				return port{}, fmt.Errorf("pool %s, %s: %w", r.Pool.Name, r.Addresses[i], errExhausted)
+			}
 			p.VIPs = append(p.VIPs, r.Addresses[i])
 			continue
 		}

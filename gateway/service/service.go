@@ -62,6 +62,8 @@ const (
 	ReasonInvalid = "Invalid"
 	// ReasonQuotaExceeded: the quota of ports or floating IPs, or the addresses of the pool, are exhausted.
 	ReasonQuotaExceeded = "QuotaExceeded"
+	// ReasonWithdrawing: the address was freed, and a gateway has not confirmed yet that it no longer serves it.
+	ReasonWithdrawing = "Withdrawing"
 	// ReasonPending: OpenStack has not answered yet.
 	ReasonPending = "CloudPending"
 	// ReasonCloud: Neutron refuses a request, or does not answer.

@@ -25,6 +25,10 @@ type GatewayNode struct {
 	Status GatewayNodeStatus `json:"status,omitzero"`
 }
 
+// AnnotationForget is "true" on a GatewayNode whose gateway is known to be off: its addresses are free without its
+// confirmation. The controller removes the annotation.
+const AnnotationForget = "gateway.isthmus.dev/forget"
+
 // Finalizer keeps a GatewayNode until the address pairs that the controller set at its Neutron port are removed.
 const Finalizer = "gateway.isthmus.dev/address-pairs"
 
@@ -191,6 +195,10 @@ type GatewayNodeStatus struct {
 	// Announced are the VIPs announced to neighbours.
 	// +listType=atomic
 	Announced []string `json:"announced,omitempty"`
+	// Addresses are the VIPs that the gateway was given, and those that it has not yet confirmed to have withdrawn. No other
+	// Service gets one of the latter.
+	// +listType=atomic
+	Addresses []string `json:"addresses,omitempty"`
 	// AddressPairs are the pairs that the controller set, or is about to set, at the gateway's Neutron port.
 	// +listType=atomic
 	AddressPairs []string `json:"addressPairs,omitempty"`

@@ -158,6 +158,11 @@ func (in *GatewayNodeStatus) DeepCopyInto(out *GatewayNodeStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.Addresses != nil {
+		in, out := &in.Addresses, &out.Addresses
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.AddressPairs != nil {
 		in, out := &in.AddressPairs, &out.AddressPairs
 		*out = make([]string, len(*in))
