@@ -46,7 +46,7 @@ type Claim struct {
 var ErrCollision = errors.New("another Service uses it")
 
 // ErrForeign means that Services of another namespace have the address, and do not share it with this one.
-var ErrForeign = errors.New("Services of another namespace have it")
+var ErrForeign = errors.New("another namespace has it")
 
 // Allocations records which Service uses which ports of which address. The zero value is empty. It is for one goroutine.
 type Allocations struct {
