@@ -281,14 +281,15 @@ func parallelOnLab(cpus int) int {
 	return 3
 }
 
-// testOnLab tests the packages of the second phase.
+// testOnLab tests the packages of the second phase, on one CPU one after the other: beside a lab, an API server of another test
+// would not answer in time.
 func testOnLab(ctx context.Context, r *report.Report, env, args, packages []string) error {
 	if len(packages) == 0 {
 		return nil
 	}
 	step("test %d packages, on a large lab or beside it", len(packages))
 	cpus := runtime.GOMAXPROCS(0)
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(1+cpus), "-parallel=" + strconv.Itoa(parallelOnLab(cpus))}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(2*cpus-1), "-parallel=" + strconv.Itoa(parallelOnLab(cpus))}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
