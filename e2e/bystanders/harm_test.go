@@ -85,7 +85,22 @@ func (w *testbed) apply(objects []hostile.Object) []outcome {
 	return outcomes
 }
 
+// write writes a hostile object, again if a busy API server does not say in time whether it did.
 func (w *testbed) write(o hostile.Object) error {
+	err := w.writeOnce(o)
+	for range 3 {
+		if !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) {
+			break
+		}
+		if k := keyOf(o.Cluster, o.Unstructured); w.originals[k] == nil {
+			w.owned[k] = true
+		}
+		err = w.writeOnce(o)
+	}
+	return err
+}
+
+func (w *testbed) writeOnce(o hostile.Object) error {
 	ctx, sent, k := w.t.Context(), o.DeepCopy(), keyOf(o.Cluster, o.Unstructured)
 	err := w.author(o).Create(ctx, sent)
 	if apierrors.IsAlreadyExists(err) && (w.owned[k] || w.originals[k] != nil) {

@@ -259,14 +259,14 @@ func preferred(first string, all ...string) []string {
 	return append([]string{first}, rest...)
 }
 
-// addresses reads the addresses that a Service asks for, and the name of the field.
+// addresses reads the addresses that a Service asks for, and the name of the field if it asks for any.
 func (r *reader) addresses(s *corev1.Service) (field string, all []netip.Addr) {
 	field, text := "spec.loadBalancerIP", s.Spec.LoadBalancerIP
 	if value, ok := r.annotations[AnnotationAddresses]; ok {
 		field, text = "annotation "+AnnotationAddresses, value
 	}
 	if text == "" {
-		return field, nil
+		return "", nil
 	}
 	for one := range strings.SplitSeq(text, ",") {
 		addr, err := netip.ParseAddr(strings.TrimSpace(one))
