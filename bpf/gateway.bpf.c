@@ -318,7 +318,7 @@ static __always_inline __u16 move_to_own_slot(__u16 port)
 {
 	struct gateway_slot *slot = find_slot(port);
 
-	return slot ? slot->instead * GATEWAY_SLOT_PORTS + port % GATEWAY_SLOT_PORTS : port;
+	return slot ? port + slot->shift * GATEWAY_SLOT_PORTS : port;
 }
 
 /* Returns the i-th candidate for the port by which the backend knows the client. Every gateway derives the same ones in

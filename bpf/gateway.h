@@ -93,7 +93,7 @@ _Static_assert(sizeof(struct gateway_origin) == 24, "gateway_origin is 24 bytes"
 /* Value of `slots`, whose key is a port divided by GATEWAY_SLOT_PORTS. Gateways are numbers: 0 is this one, and others
  * are keys of `peers`. */
 struct gateway_slot {
-	__u32 instead; /* the slot in which the gateway takes a port instead, the same if it is its own */
+	__u32 shift; /* leads from this slot to one of the gateway's own, modulo their number; 0: it is its own */
 	__u32 owner;
 	__u32 previous; /* gets packets of no flow from the owner, if it is not the owner itself */
 };

@@ -186,7 +186,7 @@ type gatewayGatewaySettings struct {
 
 type gatewayGatewaySlot struct {
 	_        structs.HostLayout
-	Instead  uint32
+	Shift    uint32
 	Owner    uint32
 	Previous uint32
 }

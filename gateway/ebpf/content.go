@@ -56,7 +56,7 @@ func build(s *desired.State, m environment) (*content, desired.Faults) {
 // addSlots adds the slots, and the addresses of their owners.
 func (c *content) addSlots(s *desired.State) {
 	for slot, instead := range s.OwnSlots() {
-		is := bpf.GatewaySlot{Instead: uint32(instead)}
+		is := bpf.GatewaySlot{Shift: uint32(instead-slot+desired.SlotCount) % desired.SlotCount}
 		if len(s.Slots) > 0 {
 			is.Owner, is.Previous = uint32(s.Slots[slot].Owner), uint32(s.Slots[slot].Previous)
 		}

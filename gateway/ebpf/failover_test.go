@@ -343,6 +343,15 @@ func TestHalvesOfConnections(t *testing.T) {
 	if n := len(questions.all()); n > 0 {
 		t.Errorf("the gateway of the questions announces %d connections before it knows of answers", n)
 	}
+	strangers := slices.Clone(answers.all())
+	for i := range strangers {
+		strangers[i].Client = netip.AddrPortFrom(strangers[i].Client.Addr().Next(), strangers[i].Client.Port())
+	}
+	known := w.handshakes(0)
+	w.importFlows(0, strangers)
+	if n := w.handshakes(0); n != known {
+		t.Errorf("%d entries are kept of clients that no gateway has seen", n-known)
+	}
 	w.importFlows(0, answers.all())
 	w.until(func() bool {
 		for f := range vips {
@@ -361,6 +370,14 @@ func TestHalvesOfConnections(t *testing.T) {
 			t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken: %v", families[f], idle, download, upload, each, w.refusals(1))
 		}
 	}
+}
+
+// handshakes returns how many entries of half-open flows a gateway has.
+func (w *testbed) handshakes(g int) int {
+	w.t.Helper()
+	all := map[bpf.GatewayConnKey]bpf.GatewayConn{}
+	w.check(dump(w.balancers[g].k.maps[bpf.MapHandshakes], all))
+	return len(all)
 }
 
 // connects opens connections of all kinds, and uses them. Port 81 of the VIPs leads to a closed port.
