@@ -38,12 +38,7 @@ ServiceAccount isthmus-observer, in the namespace of Isthmus.`,
 		Example: `  isthmusctl explain hello.demo
   isthmusctl explain hello.demo.svc.clusterset.local --node worker-1
   isthmusctl explain 243.0.0.5 -o json`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fmt.Errorf("explain needs one argument, the Service; it got %d", len(args))
-			}
-			return nil
-		},
+		Args: oneArgument("explain", "the Service"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := tables.CheckFormat(format); err != nil {
 				return err

@@ -11,14 +11,6 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 )
 
-// oneGateway admits one argument.
-func oneGateway(_ *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("forget needs one argument, the name of a GatewayNode; it got %d", len(args))
-	}
-	return nil
-}
-
 func forgetCommand() *cobra.Command {
 	var t target
 	cmd := &cobra.Command{
@@ -30,7 +22,7 @@ An address that a Service gives up is free when each gateway has confirmed that 
 cannot confirm, and may still serve the address for its former Service. Make sure that it is off, or that nothing routes to
 it, before you run this command. It concerns the addresses that are waiting now. For a gateway that answers it does nothing.`,
 		Example: "  isthmusctl gateway forget gw-2",
-		Args:    oneGateway,
+		Args:    oneArgument("forget", "the name of a GatewayNode"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := t.connect()
 			if err != nil {

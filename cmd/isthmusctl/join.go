@@ -49,12 +49,7 @@ applies the ClusterSet's settings. A flag with an empty value discards its earli
 		Example: `  isthmusctl join invitation-a.yaml --kubeconfig a.kubeconfig
   isthmusctl join invitation-a.yaml --kubeconfig a.kubeconfig --pod-cidr 10.1.0.0/16 --node-cidr 192.0.2.0/24
   isthmusctl join broker-info.yaml --kubeconfig b.kubeconfig --clusterid b`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fmt.Errorf("join needs one argument, the file that isthmusctl invite wrote; it got %d", len(args))
-			}
-			return nil
-		},
+		Args: oneArgument("join", "the file that isthmusctl invite wrote"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			info, err := membership.ReadBrokerInfo(args[0])
 			if err != nil {

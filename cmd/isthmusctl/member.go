@@ -38,14 +38,21 @@ func bindBrokerNamespace(cmd *cobra.Command, namespace *string) {
 	cmd.Flags().StringVar(namespace, "broker-namespace", v1alpha1.DefaultBrokerNamespace, "namespace that is the broker")
 }
 
-// oneID requires one argument, the id of a member.
-func oneID(command string) cobra.PositionalArgs {
+// oneArgument requires one argument, which is what.
+func oneArgument(command, what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 1 {
-			return fmt.Errorf("%s needs one argument, a member's id; it got %d", command, len(args))
+			return fmt.Errorf("%s needs one argument, %s; it got %d", command, what, len(args))
 		}
-		return clusterset.ClusterID(args[0]).Validate()
+		return nil
 	}
+}
+
+// oneID requires one argument, the id of a member.
+func oneID(command string) cobra.PositionalArgs {
+	return cobra.MatchAll(oneArgument(command, "a member's id"), func(_ *cobra.Command, args []string) error {
+		return clusterset.ClusterID(args[0]).Validate()
+	})
 }
 
 // memberListed is one member, as printed by -o json and, in another form, as text.

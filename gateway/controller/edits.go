@@ -121,9 +121,7 @@ func (s *Settings) keeping(records []record) Settings {
 }
 
 // lists reports whether a pool lists an address.
-func (p *Pool) lists(a netip.Addr) bool {
-	return slices.ContainsFunc(p.Addresses, func(prefix netip.Prefix) bool { return prefix.Contains(a) })
-}
+func (p *Pool) lists(a netip.Addr) bool { return contains(p.Addresses, a) }
 
 // familiesWith returns the families of a pool and of a port in it, which the pool may no longer offer.
 func (p *Pool) familiesWith(has port) []corev1.IPFamily {
@@ -152,17 +150,12 @@ func (w *worker) read(s *corev1.Service) (service.Want, error) {
 	r, ok := readRecord(s)
 	e, edited := editOf(&w.configured, s)
 	if pool := w.settings.pool(r.Pool); ok && pool != nil && !(e.Agreed && pool.removed) {
-		c.Pools = inFront(r.Pool, c.Pools)
+		c.Pools = service.Preferred(r.Pool, c.Pools...)
 	}
 	if edited && !e.Agreed {
 		c.Floating.Allocate = r.floats
 	}
 	return c.Read(s)
-}
-
-// inFront returns pools with one of them moved to the front: the default.
-func inFront(name string, all []string) []string {
-	return append([]string{name}, slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s == name })...)
 }
 
 // keepEdited makes the settings keep what Services have, unless their edits are agreed to.

@@ -168,7 +168,7 @@ func (c Config) Read(s *corev1.Service) (Want, error) {
 		Floating: r.floating(c.Floating),
 		Sharing:  s.Annotations[AnnotationSharing],
 		Pool:     r.choice(AnnotationPool, c.Pools...),
-		Backends: Backends(r.choice(AnnotationBackends, preferred(string(c.Backends), string(Pods), string(NodePorts))...)),
+		Backends: Backends(r.choice(AnnotationBackends, Preferred(string(c.Backends), string(Pods), string(NodePorts))...)),
 		Import:   s.Annotations[AnnotationServiceImport],
 		Families: s.Spec.IPFamilies,
 		Local:    s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
@@ -250,8 +250,8 @@ func (r *reader) choice(name string, of ...string) string {
 	return value
 }
 
-// preferred returns all with first moved to the front.
-func preferred(first string, all ...string) []string {
+// Preferred returns all with first, if it is among them, moved to the front.
+func Preferred(first string, all ...string) []string {
 	rest := slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s == first })
 	if len(rest) == len(all) {
 		return all
