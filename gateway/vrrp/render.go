@@ -66,8 +66,8 @@ func (r *role) render() []byte {
 		line("  vrrp_version 3")
 		line("  vrrp_garp_master_delay 1") // seconds until a new master sends gratuitous ARP again
 		line("  vrrp_garp_master_repeat 2")
-		line("  vrrp_rt_priority 1")         // its backups miss it on a busy CPU otherwise; without CAP_SYS_NICE it only logs that
-		line("  vrrp_rlimit_rttime 1000000") // us that it may run without a pause, for large configurations
+		// Its backups miss it on a busy CPU otherwise. Real-time scheduling kills keepalived 2.2 at a reload (RLIMIT_RTTIME).
+		line("  vrrp_priority -20")
 	})
 	c := r.config
 	block("", "vrrp_instance isthmus", func() {

@@ -30,8 +30,7 @@ global_defs {
   vrrp_version 3
   vrrp_garp_master_delay 1
   vrrp_garp_master_repeat 2
-  vrrp_rt_priority 1
-  vrrp_rlimit_rttime 1000000
+  vrrp_priority -20
 }
 vrrp_instance isthmus {
   state BACKUP
