@@ -592,8 +592,9 @@ static __always_inline struct gateway_origin *find_origin(const __u8 addr[16], _
 }
 
 /* Reports whether another gateway may still announce the connection of this packet. That gateway may have chosen a NAT
- * port which its backend expects: with another port the backend would reply with a reset. A connection that is still
- * unknown when its packet comes again is balanced by the hash. */
+ * port which its backend expects: with another port the backend would reply with a reset. Its packets go to the other
+ * gateways until then, since one that has not opened there yet opens by them. A connection that is still unknown when
+ * its packet comes again later is balanced by the hash. */
 static __noinline bool may_be_announced(const struct packet *p)
 {
 	struct conn_key key = p->key;
@@ -643,7 +644,7 @@ __noinline int open_flow(struct __sk_buff *skb, const struct packet *p, const st
 	if (is_reset(p))
 		return refuse(skb, p, fe->id, DROP_REASON_NO_CONNECTION);
 	if (may_be_announced(p))
-		return drop(fe->id, GATEWAY_DROP_NO_FLOW);
+		return hand_to_all(skb, p) ? TC_ACT_SHOT : drop(fe->id, GATEWAY_DROP_NO_FLOW);
 	backend_id = choose_backend(p, fe);
 	if (!backend_id)
 		return refuse(skb, p, fe->id, DROP_REASON_NO_BACKEND);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Handing a backend's answer over to the gateway that has its connection. Routers may lead the answer to another one,
- * which knows the connection only some milliseconds after both sides have spoken: not yet at the SYN+ACK.
+ * Handing a packet over to the gateway that has its connection. Routers may lead it to another one, which knows the
+ * connection only some milliseconds after both sides have spoken: not yet at the SYN+ACK, nor at the ACK that follows.
  *
  * If the VIP replaces the client, the answer goes to it, and the slot of its port names the gateway. If the slot's
  * owner does not know it either, the slot may have been another's until a moment ago, and the owner hands it on to the
@@ -9,7 +9,8 @@
  * gateways alike for a slot, owner before previous owner. So no packet circles, even while gateways have different
  * states.
  *
- * An answer to the client itself names no gateway, if several frontends have its backend and port. All get a copy then.
+ * An answer to the client itself names no gateway, if several frontends have its backend and port. Nor does a client's
+ * packet. All get a copy then.
  *
  * The packet stays as it is, apart from its hop limit. Only its link header leads to the other gateway, which must
  * therefore be on one link with this one.
@@ -144,7 +145,7 @@ __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
 	return bpf_redirect(to.ifindex, 0);
 }
 
-/* Hands a copy of a backend's packet to every other gateway, one of which has its flow. Returns false if there is none,
+/* Hands a copy of a packet to every other gateway, one of which has its flow. Returns false if there is none,
  * or another gateway has done the same. The copies are limited as replies are. */
 __noinline int hand_to_all(struct __sk_buff *skb, const struct packet *p)
 {

@@ -61,7 +61,7 @@ func metricsOf(b balancer) []prometheus.Collector {
 			Name: "isthmus_gateway_xdp_packets_total", Help: "Packets that XDP programs sent from the driver.",
 		}, func() float64 { return float64(with.Sent()) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "isthmus_gateway_handed_over_packets_total", Help: "Packets of backends that were handed over to the gateway that has their connection.",
+			Name: "isthmus_gateway_handed_over_packets_total", Help: "Packets of unknown connections that were handed over to other gateways.",
 		}, func() float64 { return float64(with.HandedOver()) }),
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
@@ -133,12 +135,18 @@ func (w *testbed) export(g int) *exported {
 		}
 	})
 	w.t.Cleanup(sent.stop)
+	w.untilAnnouncing(g)
+	return sent
+}
+
+// untilAnnouncing waits until a gateway's program announces flows, including those that end at once.
+func (w *testbed) untilAnnouncing(g int) {
+	w.t.Helper()
 	w.until(func() bool {
 		var s bpf.GatewaySettings
 		w.check(w.balancers[g].k.maps[bpf.MapGatewaySettings].Lookup(uint32(0), &s))
 		return s.Announce == 1
-	}, "flows are announced, including those that end at once")
-	return sent
+	}, "flows are announced")
 }
 
 func (o *exported) all() []flows.Flow {
@@ -436,6 +444,73 @@ func TestAnswersAreHandedOver(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A router leads a connection elsewhere after its SYN, when a gateway comes or goes. The next one does not know it yet, and hands its
+// packets over until it does: by its own choice of a port the backend would not know the client.
+func TestHandshakesThatMove(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	w.applySlots(state(desired.SNAT, 1, 2, 3, 4), alternate)
+	w.exchange(0, 1)
+	w.exchange(1, 0)
+	w.splitAfterSYN()
+	w.leadBack(1)
+	for f := range vips {
+		all := w.openAll(f)
+		if idle, download, upload := all.broken(w); idle+download+upload > 0 {
+			t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken", families[f], idle, download, upload, each)
+		}
+	}
+	if n := w.refusals(1)["no_flow"] + w.refusals(0)["no_flow"]; n > 0 {
+		t.Errorf("%d packets found no flow", n)
+	}
+}
+
+// exchange sends a gateway's flows to the other one until the test ends.
+func (w *testbed) exchange(from, to int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		err := w.balancers[from].Export(ctx, func(f flows.Flow) error {
+			early, err := w.balancers[to].Import([]flows.Flow{f})
+			if err == nil && len(early) > 0 {
+				err = fmt.Errorf("gateway %d does not have the VIP or backend of %s", to, f)
+			}
+			return err
+		})
+		if !errors.Is(err, context.Canceled) {
+			w.t.Errorf("Export: %v, want it canceled", err)
+		}
+	})
+	w.t.Cleanup(func() {
+		cancel()
+		sending.Wait()
+	})
+	w.untilAnnouncing(from)
+}
+
+// splitAfterSYN makes the router lead clients' SYNs through gateway 0, and all that follows through gateway 1.
+func (w *testbed) splitAfterSYN() {
+	w.t.Helper()
+	const table = 100
+	w.check(w.Router.Do(func() error {
+		nft := exec.Command("nft", "-f", "-")
+		nft.Stdin = strings.NewReader(`table inet split { chain after { type filter hook prerouting priority mangle;
+			tcp flags & (syn | ack) == ack meta mark set 1; }; }`)
+		if said, err := nft.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, said)
+		}
+		for f, vip := range vips {
+			rule := netlink.NewRule()
+			rule.Family, rule.Mark, rule.Table = []int{unix.AF_INET, unix.AF_INET6}[f], 1, table
+			to := &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(vip.BitLen(), vip.BitLen())}
+			if err := errors.Join(netlink.RuleAdd(rule), netlink.RouteAdd(&netlink.Route{Dst: to, Gw: edge.Gateways[1][f].AsSlice(), Table: table})); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
 }
 
 // Between gateways that have different slots no packet circles: the second one drops what it does not know either.
