@@ -45,9 +45,9 @@ type Speaker struct {
 	wanted     *plan // the whole state; it includes peers whose sessions could not be restarted
 	server     *bgpServer
 	sessions   map[netip.Addr]*session
-	nextHops   map[netip.Addr][2]netip.Addr // next hops of the peers that may receive routes
-	stop       context.CancelFunc           // ends follow
-	followDone chan struct{}                // closed when follow has ended
+	exports    map[netip.Addr]export // to the peers that may receive routes
+	stop       context.CancelFunc    // ends follow
+	followDone chan struct{}         // closed when follow has ended
 }
 
 // New returns a speaker without sessions.
@@ -114,29 +114,45 @@ func (s *Speaker) converge(ctx context.Context, want *plan) error {
 
 // convergeRoutes announces and withdraws routes until they match want.
 func (s *Speaker) convergeRoutes(ctx context.Context, want *plan) error {
-	same := s.have.attrs.equal(want.attrs)
-	var gone, more []netip.Addr
+	var gone []netip.Addr
 	for a := range s.have.routes {
-		if !want.routes[a] {
+		if _, ok := want.routes[a]; !ok {
 			gone = append(gone, a)
 		}
 	}
-	for a := range want.routes {
-		if !same || !s.have.routes[a] {
-			more = append(more, a)
+	more := map[netip.Addr]attributes{}
+	for a, attrs := range want.routes {
+		if have, ok := s.have.routes[a]; !ok || !have.equal(attrs) {
+			more[a] = attrs
 		}
 	}
-	if err := s.server.announce(more, want.attrs); err != nil {
+	if err := s.restrict(ctx, want, gone); err != nil {
 		return err
 	}
-	for _, a := range more {
-		s.have.routes[a] = true
+	if err := s.server.announce(more); err != nil {
+		return err
 	}
-	s.have.attrs = want.attrs
+	maps.Copy(s.have.routes, more)
 	if want.cordoned {
 		return s.shutdownRoutes(ctx, gone)
 	}
 	return s.withdraw(ctx, gone)
+}
+
+// restrict makes the export policy that of want, before any route is announced that not all peers may receive. Routes that are gone
+// keep their peers until they are withdrawn.
+func (s *Speaker) restrict(ctx context.Context, want *plan, gone []netip.Addr) error {
+	only := maps.Clone(want.only)
+	for _, a := range gone {
+		if peers, has := s.have.only[a]; has {
+			only[a] = peers
+		}
+	}
+	if maps.EqualFunc(only, s.have.only, slices.Equal) {
+		return nil
+	}
+	s.have.only = only
+	return s.evaluate(ctx)
 }
 
 // addPeers starts the missing sessions.
@@ -187,8 +203,8 @@ func (s *Speaker) start(ctx context.Context, id identity) error {
 		return err
 	}
 	s.server, s.stop, s.followDone = server, stop, make(chan struct{})
-	s.have = &plan{id: id, peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{}}
-	s.sessions, s.nextHops = map[netip.Addr]*session{}, map[netip.Addr][2]netip.Addr{}
+	s.have = &plan{id: id, peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]attributes{}}
+	s.sessions, s.exports = map[netip.Addr]*session{}, map[netip.Addr]export{}
 	go s.follow(following, server, events, s.followDone)
 	return nil
 }
@@ -197,7 +213,7 @@ func (s *Speaker) start(ctx context.Context, id identity) error {
 func (s *Speaker) shut(ctx context.Context, restart bool) error {
 	s.stop()
 	err := s.server.stop(ctx, restart)
-	s.server, s.have, s.sessions, s.nextHops = nil, nil, nil, nil
+	s.server, s.have, s.sessions, s.exports = nil, nil, nil, nil
 	return err
 }
 
@@ -227,7 +243,7 @@ func (s *Speaker) withdraw(ctx context.Context, routes []netip.Addr) error {
 // announces reports whether a peer receives the route to vip, if there is one.
 func (s *Speaker) announces(peer, vip netip.Addr) bool {
 	n := s.sessions[peer]
-	return n != nil && n.established && s.nextHops[peer][family(vip)].IsValid()
+	return n != nil && n.established && s.have.receives(peer, vip) && s.exports[peer].nextHops[family(vip)].IsValid()
 }
 
 const (
@@ -311,9 +327,13 @@ func (s *Speaker) shutdownRoutes(ctx context.Context, routes []netip.Addr) error
 	if len(routes) == 0 {
 		return nil
 	}
-	attrs := s.have.attrs
-	attrs.standard = append(slices.Clone(attrs.standard), gracefulShutdown)
-	if err := s.server.announce(routes, attrs); err != nil {
+	last := map[netip.Addr]attributes{}
+	for _, a := range routes {
+		attrs := s.have.routes[a]
+		attrs.standard = append(slices.Clone(attrs.standard), gracefulShutdown)
+		last[a] = attrs
+	}
+	if err := s.server.announce(last); err != nil {
 		return err
 	}
 	if err := wait(ctx, convergenceWait); err != nil {
@@ -374,9 +394,9 @@ func (s *Speaker) peerFaults(a netip.Addr) []string {
 	}
 	var needed [2]bool
 	for vip := range s.have.routes {
-		needed[family(vip)] = true
+		needed[family(vip)] = needed[family(vip)] || s.have.receives(a, vip)
 	}
-	for i, hop := range s.nextHops[a] {
+	for i, hop := range s.exports[a].nextHops {
 		if !needed[i] || hop.IsValid() || !have.announced {
 			continue
 		}

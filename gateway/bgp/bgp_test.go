@@ -201,6 +201,61 @@ func TestRoutesFollowState(t *testing.T) {
 	}
 }
 
+// The route to a VIP may differ from the others of its gateway, and only some peers may receive it. Here they are one router's two
+// addresses.
+func TestRouteOfItsOwn(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{Peers: []frr.Peer{{Addr: edge.Gateways[0][ipv6], ASN: gatewayASN}}}, frr.Peer{})
+	s := state(0, 50)
+	s.BGP.Communities = []string{"65010:100"}
+	s.BGP.Peers = append(s.BGP.Peers, desired.Peer{Addr: edge.Router[ipv6], ASN: routerASN})
+	s.VIPs[0].Route = &desired.Route{MED: new(uint32(7)), Communities: []string{"no-export"}, Peers: []netip.Addr{edge.Router[ipv6]}}
+	own, other := s.VIPs[0].Addr, s.VIPs[1].Addr
+	l.Start(t, 0, freshStart, s)
+	for _, step := range []struct {
+		name  string
+		route *desired.Route
+		from  []netip.Addr
+		med   int
+		has   []string
+	}{
+		{"by IPv6", s.VIPs[0].Route, edge.Gateways[0][ipv6:], 7, []string{"noExport"}},
+		{"by IPv4, with the gateway's communities", &desired.Route{MED: new(uint32(9)), Peers: []netip.Addr{edge.Router[ipv4]}}, edge.Gateways[0][:ipv6], 9, []string{"65010:100"}},
+		{"by both", nil, edge.Gateways[0][:], 50, []string{"65010:100"}},
+		{"by no peer that there is", &desired.Route{Peers: []netip.Addr{edge.Gateways[1][ipv4]}}, nil, 0, nil},
+		{"by IPv6 again", &desired.Route{Peers: []netip.Addr{edge.Router[ipv6]}}, edge.Gateways[0][ipv6:], 50, []string{"65010:100"}},
+	} {
+		s.VIPs[0].Route = step.route
+		l.Apply(t, 0, s)
+		announcertest.Eventually(t, func() string {
+			for vip, want := range map[netip.Addr][]netip.Addr{own: step.from, other: edge.Gateways[0][:]} {
+				have, err := l.router.Routes(t.Context(), vip)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var from []netip.Addr
+				for _, r := range have {
+					from = append(from, r.From)
+					if vip == own && (r.MED != step.med || !slices.Equal(r.Communities, step.has)) {
+						return fmt.Sprintf("%s: the route is %+v", step.name, r)
+					}
+				}
+				if slices.SortFunc(from, netip.Addr.Compare); !slices.Equal(from, want) {
+					return fmt.Sprintf("%s: the router has %s from %v, want from %v", step.name, vip, from, want)
+				}
+			}
+			announced, _, err := l.Announcers[0].Status()
+			if is := slices.Contains(announced, own); err != nil || is != (len(step.from) > 0) {
+				return fmt.Sprintf("%s: %v are announced, %v", step.name, announced, err)
+			}
+			return ""
+		})
+	}
+	if n := l.sessions(t, 0); n != 1 {
+		t.Errorf("there were %d sessions, want one", n)
+	}
+}
+
 // sessions returns how often the router had a session with a gateway.
 func (l *lab) sessions(t *testing.T, gateway int) int {
 	t.Helper()

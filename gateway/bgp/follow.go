@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -101,22 +102,22 @@ func (s *Speaker) waits() bool {
 func (s *Speaker) evaluate(ctx context.Context) error {
 	now := time.Now()
 	up := s.server.bfdUp(ctx)
-	nextHops := map[netip.Addr][2]netip.Addr{}
+	exports := map[netip.Addr]export{}
 	for a, have := range s.sessions {
 		have.setBFDUp(up[a])
 		if have.announced = have.mayAnnounce(s.have.peers[a], now); have.announced {
-			nextHops[a] = s.hopsFor(a, have)
+			exports[a] = export{s.hopsFor(a, have), s.withheldFrom(a)}
 		}
 	}
-	again, err := s.peersToRefresh(ctx, nextHops)
+	again, err := s.peersToRefresh(ctx, exports)
 	if err != nil {
 		return err
 	}
-	if len(again) > 0 || !maps.Equal(nextHops, s.nextHops) {
-		if err := s.server.export(ctx, nextHops, again); err != nil {
+	if len(again) > 0 || !maps.EqualFunc(exports, s.exports, export.equal) {
+		if err := s.server.export(ctx, exports, again); err != nil {
 			return err
 		}
-		s.nextHops = nextHops
+		s.exports = exports
 	}
 	if err := s.beginHeld(ctx, now); err != nil {
 		return err
@@ -138,17 +139,39 @@ func (s *Speaker) beginHeld(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// peersToRefresh returns the peers that need another export: their next hops changed, or their session is new. gobgp may
-// not have sent a change that was made while it set up the session.
-func (s *Speaker) peersToRefresh(ctx context.Context, nextHops map[netip.Addr][2]netip.Addr) ([]netip.Addr, error) {
+// changes reports whether a route is in one of two lists of withheld VIPs only, so that its peer gains or loses it.
+func (s *Speaker) changes(before, now []netip.Addr) bool {
+	for vip := range s.have.routes {
+		_, was := slices.BinarySearchFunc(before, vip, netip.Addr.Compare)
+		if _, is := slices.BinarySearchFunc(now, vip, netip.Addr.Compare); is != was {
+			return true
+		}
+	}
+	return false
+}
+
+// withheldFrom returns the VIPs whose routes a peer does not receive, sorted.
+func (s *Speaker) withheldFrom(peer netip.Addr) (vips []netip.Addr) {
+	for vip := range s.have.only {
+		if !s.have.receives(peer, vip) {
+			vips = append(vips, vip)
+		}
+	}
+	slices.SortFunc(vips, netip.Addr.Compare)
+	return vips
+}
+
+// peersToRefresh returns the peers that need another export: theirs changed, or their session is new. gobgp may not have sent a
+// change that was made while it set up the session.
+func (s *Speaker) peersToRefresh(ctx context.Context, exports map[netip.Addr]export) ([]netip.Addr, error) {
 	var again, fresh []netip.Addr
 	for a, have := range s.sessions {
-		before, was := s.nextHops[a]
-		now, is := nextHops[a]
+		before, was := s.exports[a]
+		now, is := exports[a]
 		switch {
 		case have.unsynced:
 			fresh = append(fresh, a)
-		case have.established && (is != was || now != before):
+		case have.established && (is != was || now.nextHops != before.nextHops || s.changes(before.withheld, now.withheld)):
 			again = append(again, a)
 		}
 	}
@@ -173,7 +196,7 @@ func (s *Speaker) hopsFor(a netip.Addr, have *session) [2]netip.Addr {
 	hops, err := nextHops(a)
 	if err != nil {
 		s.log.Debug("next hops", "peer", a, "err", err)
-		return s.nextHops[a] // the link is down for now, and soon the session
+		return s.exports[a].nextHops // the link is down for now, and soon the session
 	}
 	for i := range hops {
 		if have.established && !have.families[i] {

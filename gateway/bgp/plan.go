@@ -15,9 +15,9 @@ import (
 type plan struct {
 	id       identity
 	peers    map[netip.Addr]neighbour
-	routes   map[netip.Addr]bool // VIPs
-	attrs    attributes          // of all routes
-	cordoned bool                // routers move to other gateways before routes are withdrawn
+	routes   map[netip.Addr]attributes   // by VIP
+	only     map[netip.Addr][]netip.Addr // peers that receive the route to a VIP, sorted; a VIP that is not in it: all
+	cordoned bool                        // routers move to other gateways before routes are withdrawn
 }
 
 // identity is shared by all sessions of a speaker. A change restarts all of them.
@@ -70,15 +70,15 @@ func newPlan(s *desired.State) (*plan, error) {
 	}
 	p := &plan{
 		id:    identity{asn: s.BGP.ASN, routerID: s.BGP.RouterID},
-		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{}, cordoned: s.Cordoned,
-		attrs: attributes{med: s.BGP.MED, localPreference: s.BGP.LocalPreference},
+		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]attributes{}, only: map[netip.Addr][]netip.Addr{}, cordoned: s.Cordoned,
 	}
+	attrs := attributes{med: s.BGP.MED, localPreference: s.BGP.LocalPreference}
 	var faults desired.Faults
 	if s.BGP.RouterID.IsUnspecified() {
 		faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: "bgp.routerID", Message: fmt.Sprintf("%s is not a router id: use an address of the gateway", s.BGP.RouterID)})
 	}
 	for i, text := range s.BGP.Communities {
-		if err := p.attrs.addCommunity(text); err != nil {
+		if err := attrs.addCommunity(text); err != nil {
 			faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: fmt.Sprintf("bgp.communities[%d]", i), Message: err.Error()})
 		}
 	}
@@ -98,14 +98,44 @@ func newPlan(s *desired.State) (*plan, error) {
 		p.peers[have.Addr] = n
 	}
 	for i := range s.VIPs {
-		if v := &s.VIPs[i]; v.Announce == desired.ByBGP && v.Serves() && !s.Cordoned {
-			p.routes[v.Addr] = true
+		v := &s.VIPs[i]
+		if v.Announce != desired.ByBGP || !v.Serves() || s.Cordoned {
+			continue
+		}
+		if err := p.addRoute(v, attrs); err != nil {
+			faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: fmt.Sprintf("vips[%d].route.communities", i), Services: v.Services(), Message: err.Error()})
 		}
 	}
 	if len(faults) > 0 {
 		return nil, faults
 	}
 	return p, nil
+}
+
+// addRoute adds the route to a VIP, with the gateway's attributes where it has none of its own.
+func (p *plan) addRoute(v *desired.VIP, attrs attributes) error {
+	if r := v.Route; r != nil {
+		attrs.med, attrs.localPreference = cmp.Or(r.MED, attrs.med), cmp.Or(r.LocalPreference, attrs.localPreference)
+		if len(r.Communities) > 0 {
+			attrs.standard, attrs.large = nil, nil
+		}
+		for _, text := range r.Communities {
+			if err := attrs.addCommunity(text); err != nil {
+				return err
+			}
+		}
+		if len(r.Peers) > 0 {
+			p.only[v.Addr] = slices.SortedFunc(slices.Values(r.Peers), netip.Addr.Compare)
+		}
+	}
+	p.routes[v.Addr] = attrs
+	return nil
+}
+
+// receives reports whether a peer receives the route to a VIP, if there is one.
+func (p *plan) receives(peer, vip netip.Addr) bool {
+	only, has := p.only[vip]
+	return !has || slices.Contains(only, peer)
 }
 
 // sameSession reports whether a session with a also serves b.
@@ -120,6 +150,6 @@ func (p *plan) clone() *plan {
 		return nil
 	}
 	q := *p
-	q.peers, q.routes = maps.Clone(p.peers), maps.Clone(p.routes)
+	q.peers, q.routes, q.only = maps.Clone(p.peers), maps.Clone(p.routes), maps.Clone(p.only)
 	return &q
 }

@@ -66,7 +66,7 @@ func TestPlanRoutes(t *testing.T) {
 		{Addr: a("192.0.2.3"), Announce: desired.ByBGP},
 	}}
 	p, err := newPlan(s)
-	if err != nil || len(p.routes) != 1 || !p.routes[a("192.0.2.1")] {
+	if _, has := p.routes[a("192.0.2.1")]; err != nil || len(p.routes) != 1 || !has {
 		t.Errorf("routes are %v, %v", p.routes, err)
 	}
 	s.Cordoned = true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -151,10 +152,20 @@ func (g *bgpServer) restrict(ctx context.Context) error {
 	return nil
 }
 
-// export exports our routes to the peers in nextHops, with their next hops, and to no other. It sends all routes again to
-// the peers in changed.
-func (g *bgpServer) export(ctx context.Context, nextHops map[netip.Addr][2]netip.Addr, changed []netip.Addr) error {
-	if err := g.setPolicies(ctx, nextHops); err != nil {
+// export is what a peer receives.
+type export struct {
+	nextHops [2]netip.Addr // of routes by family; not valid: it receives none
+	withheld []netip.Addr  // VIPs whose routes it does not receive, sorted
+}
+
+func (e export) equal(o export) bool {
+	return e.nextHops == o.nextHops && slices.Equal(e.withheld, o.withheld)
+}
+
+// export exports our routes to these peers, and to no other. It sends all routes again to the peers in changed, and withdraws those
+// that they no longer receive.
+func (g *bgpServer) export(ctx context.Context, exports map[netip.Addr]export, changed []netip.Addr) error {
+	if err := g.setPolicies(ctx, exports); err != nil {
 		return err
 	}
 	for _, a := range changed {
@@ -166,7 +177,7 @@ func (g *bgpServer) export(ctx context.Context, nextHops map[netip.Addr][2]netip
 	return nil
 }
 
-func (g *bgpServer) setPolicies(ctx context.Context, nextHops map[netip.Addr][2]netip.Addr) error {
+func (g *bgpServer) setPolicies(ctx context.Context, all map[netip.Addr]export) error {
 	in, out := &api.Policy{Name: imports}, &api.Policy{Name: exports}
 	for name, kind := range map[string]api.Conditions_RouteType{"internal": api.Conditions_ROUTE_TYPE_INTERNAL, "external": api.Conditions_ROUTE_TYPE_EXTERNAL} {
 		in.Statements = append(in.Statements, &api.Statement{
@@ -174,29 +185,51 @@ func (g *bgpServer) setPolicies(ctx context.Context, nextHops map[netip.Addr][2]
 		})
 	}
 	var sets []*api.DefinedSet
-	for a, hops := range nextHops {
+	for a, e := range all {
 		sets = append(sets, &api.DefinedSet{
 			DefinedType: api.DefinedType_DEFINED_TYPE_NEIGHBOR, Name: a.String(), List: []string{netip.PrefixFrom(a, a.BitLen()).String()},
 		})
-		for i, hop := range hops {
+		for i, hop := range e.nextHops {
 			if !hop.IsValid() {
 				continue
 			}
-			out.Statements = append(out.Statements, &api.Statement{
-				Name: fmt.Sprintf("%s to %s", families[i], a),
-				Conditions: &api.Conditions{
-					NeighborSet: &api.MatchSet{Type: api.MatchSet_TYPE_ANY, Name: a.String()},
-					AfiSafiIn:   []*api.Family{apiFamily(i)},
-					RouteType:   api.Conditions_ROUTE_TYPE_LOCAL,
-				},
-				Actions: &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT, Nexthop: &api.NexthopAction{Address: hop.String()}},
-			})
+			to := func(verb string) *api.Statement {
+				return &api.Statement{
+					Name: fmt.Sprintf("%s %s to %s", verb, families[i], a),
+					Conditions: &api.Conditions{
+						NeighborSet: &api.MatchSet{Type: api.MatchSet_TYPE_ANY, Name: a.String()},
+						AfiSafiIn:   []*api.Family{apiFamily(i)},
+						RouteType:   api.Conditions_ROUTE_TYPE_LOCAL,
+					},
+				}
+			}
+			if withheld := hostPrefixes(e.withheld, i); len(withheld) > 0 {
+				s := to("withhold")
+				sets = append(sets, &api.DefinedSet{DefinedType: api.DefinedType_DEFINED_TYPE_PREFIX, Name: s.Name, Prefixes: withheld})
+				s.Conditions.PrefixSet = &api.MatchSet{Type: api.MatchSet_TYPE_ANY, Name: s.Name}
+				s.Actions = &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_REJECT}
+				out.Statements = append(out.Statements, s)
+			}
+			s := to("send")
+			s.Actions = &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT, Nexthop: &api.NexthopAction{Address: hop.String()}}
+			out.Statements = append(out.Statements, s)
 		}
 	}
 	if err := g.s.SetPolicies(ctx, &api.SetPoliciesRequest{DefinedSets: sets, Policies: []*api.Policy{in, out}}); err != nil {
 		return fmt.Errorf("set the export policy: %w", err)
 	}
 	return nil
+}
+
+// hostPrefixes returns the networks of the addresses of a family.
+func hostPrefixes(all []netip.Addr, fam int) (prefixes []*api.Prefix) {
+	for _, a := range all {
+		if family(a) == fam {
+			bits := uint32(a.BitLen())
+			prefixes = append(prefixes, &api.Prefix{IpPrefix: netip.PrefixFrom(a, a.BitLen()).String(), MaskLengthMin: bits, MaskLengthMax: bits})
+		}
+	}
+	return prefixes
 }
 
 func apiFamily(i int) *api.Family {
@@ -287,8 +320,8 @@ func (g *bgpServer) bfdUp(ctx context.Context) map[netip.Addr]bool {
 }
 
 // announce adds routes or replaces their attributes.
-func (g *bgpServer) announce(routes []netip.Addr, attrs attributes) error {
-	return g.each(routes, attrs, func(paths []*apiutil.Path) error {
+func (g *bgpServer) announce(routes map[netip.Addr]attributes) error {
+	return g.each(routes, func(paths []*apiutil.Path) error {
 		answers, err := g.s.AddPath(apiutil.AddPathRequest{Paths: paths})
 		for _, a := range answers {
 			if err == nil {
@@ -301,25 +334,29 @@ func (g *bgpServer) announce(routes []netip.Addr, attrs attributes) error {
 
 // withdraw removes routes.
 func (g *bgpServer) withdraw(routes []netip.Addr) error {
-	return g.each(routes, attributes{}, func(paths []*apiutil.Path) error {
+	routeless := map[netip.Addr]attributes{}
+	for _, a := range routes {
+		routeless[a] = attributes{}
+	}
+	return g.each(routeless, func(paths []*apiutil.Path) error {
 		return g.s.DeletePath(apiutil.DeletePathRequest{Paths: paths})
 	})
 }
 
-func (g *bgpServer) each(routes []netip.Addr, attrs attributes, do func([]*apiutil.Path) error) error {
+func (g *bgpServer) each(routes map[netip.Addr]attributes, do func([]*apiutil.Path) error) error {
 	if len(routes) == 0 {
 		return nil
 	}
-	var paths []*apiutil.Path
-	for _, a := range routes {
-		p, err := newPath(a, attrs)
-		if err != nil {
+	sorted := slices.SortedFunc(maps.Keys(routes), netip.Addr.Compare)
+	paths := make([]*apiutil.Path, len(sorted))
+	for i, a := range sorted {
+		var err error
+		if paths[i], err = newPath(a, routes[a]); err != nil {
 			return fmt.Errorf("route to %s: %w", a, err)
 		}
-		paths = append(paths, p)
 	}
 	if err := do(paths); err != nil {
-		return fmt.Errorf("%d routes, the first to %s: %w", len(routes), routes[0], err)
+		return fmt.Errorf("%d routes, the first to %s: %w", len(paths), sorted[0], err)
 	}
 	return nil
 }

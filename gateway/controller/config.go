@@ -54,6 +54,8 @@ type Pool struct {
 	Announce desired.Announce `json:"announce"`
 	// Return says how replies reach clients: routed, snat or masquerade.
 	Return desired.Return `json:"return"`
+	// BGP says how the routes to its addresses differ from the other routes of the gateways; nil: they do not.
+	BGP *desired.Route `json:"bgp,omitempty"`
 	// Neutron creates a port for the addresses, and a floating IP for Services that ask for one.
 	Neutron *NeutronPool `json:"neutron,omitempty"`
 	// FailoverIP uses one floating IP for the whole pool. It leads to the own port of one gateway of the group, and moves
@@ -161,6 +163,16 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 	}
 	if !slices.Contains([]desired.Return{desired.Routed, desired.SNAT, desired.Masquerade}, p.Return) {
 		wrong("return is %q; it can be \"routed\", \"snat\" or \"masquerade\"", p.Return)
+	}
+	if p.BGP != nil {
+		if p.Announce != desired.ByBGP {
+			wrong("bgp is set, but announce is %q", p.Announce)
+		}
+		for i, text := range p.BGP.Communities {
+			if _, err := desired.ParseCommunity(text); err != nil {
+				wrong("bgp.communities[%d] %w", i, err)
+			}
+		}
 	}
 	kinds := 0
 	for _, is := range []bool{p.Neutron != nil, p.FailoverIP != nil, len(p.Addresses) > 0} {

@@ -110,6 +110,9 @@ func (s *Settings) keeping(records []record) Settings {
 				pool.Neutron = &NeutronPool{}
 			}
 		}
+		if pool.removed || pool.Announce != r.announce {
+			pool.BGP = r.route()
+		}
 		pool.Group, pool.Announce = r.group, r.announce
 		for _, vip := range r.VIPs {
 			if r.listed() && !pool.lists(vip) && !slices.Contains(pool.kept, vip) {
@@ -206,6 +209,9 @@ func (w *worker) pendingEdit(s *corev1.Service) string {
 // to, as the pool does.
 func (w *worker) recordOf(s *corev1.Service, p port, pool *Pool) record {
 	r := record{port: p, group: pool.Group, announce: pool.Announce, returns: pool.Return, floats: w.configured.floats(pool)}
+	if pool.BGP != nil {
+		r.peers = pool.BGP.Peers
+	}
 	if had, ok := readRecord(s); ok && w.pendingEdit(s) != "" {
 		r.floats = had.floats
 	}

@@ -103,3 +103,33 @@ func TestEditedSettings(t *testing.T) {
 		})
 	}
 }
+
+// The routes to a pool's addresses go to its peers alone, also after an edit that Services have not agreed to. Another announcer needs
+// none of them.
+func TestPeersOfEditedPools(t *testing.T) {
+	t.Parallel()
+	peers := []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	vip := netip.MustParseAddr("192.0.2.9")
+	has := record{port: port{ID: staticID([]netip.Addr{vip}), Pool: "partner", VIPs: []netip.Addr{vip}}, group: DefaultGroup, announce: desired.ByBGP, peers: peers}
+	pool := Pool{Name: "partner", Group: DefaultGroup, Announce: desired.ByBGP, BGP: &desired.Route{Peers: peers, Communities: []string{"no-export"}}}
+	byVRRP := pool
+	byVRRP.Announce, byVRRP.BGP = desired.ByVRRP, nil
+	for name, tc := range map[string]struct {
+		pools []Pool
+		want  *desired.Route
+	}{
+		"no edit":              {[]Pool{pool}, pool.BGP},
+		"the pool removed":     {nil, &desired.Route{Peers: peers}},
+		"another announcer":    {[]Pool{byVRRP}, &desired.Route{Peers: peers}},
+		"of a Service of VRRP": {[]Pool{pool}, nil},
+	} {
+		r := has
+		if name == "of a Service of VRRP" {
+			r.announce, r.peers = desired.ByVRRP, nil
+		}
+		kept := (&Settings{Pools: tc.pools}).keeping([]record{r})
+		if diff := cmp.Diff(tc.want, kept.pool("partner").BGP, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("%s (-want +have):\n%s", name, diff)
+		}
+	}
+}

@@ -224,7 +224,7 @@ func TestImportPort(t *testing.T) {
 // Each group of gateways has the VIPs of its pools with their Services.
 func TestVIPs(t *testing.T) {
 	s := Settings{Cluster: "c", Pools: []Pool{
-		{Name: "one", Announce: desired.ByBGP, Return: desired.Routed, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}},
+		{Name: "one", Announce: desired.ByBGP, Return: desired.Routed, BGP: &desired.Route{Communities: []string{"no-export"}}, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}},
 		{Name: "two", Group: "edge", Announce: desired.ByVRRP, Return: desired.SNAT, Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}},
 	}}
 	if err := s.Complete(); err != nil {
@@ -239,6 +239,9 @@ func TestVIPs(t *testing.T) {
 	text := func(group string) (all []string) {
 		for _, v := range vips(&s, services, &endpoints{}, group) {
 			line := fmt.Sprintf("%s %s %s:", v.Addr, v.Announce, v.Return)
+			if v.Route != nil {
+				line = fmt.Sprintf("%v %s", v.Route.Communities, line)
+			}
 			for _, f := range v.Frontends {
 				line += fmt.Sprintf(" %d/%s=%s", f.Port, f.Protocol, f.Service)
 			}
@@ -246,7 +249,7 @@ func TestVIPs(t *testing.T) {
 		}
 		return all
 	}
-	if diff := gocmp.Diff([]string{"192.0.2.1 bgp routed: 80/TCP=demo/b 443/TCP=demo/a", "2001:db8::1 bgp routed: 443/TCP=demo/a"}, text(DefaultGroup)); diff != "" {
+	if diff := gocmp.Diff([]string{"[no-export] 192.0.2.1 bgp routed: 80/TCP=demo/b 443/TCP=demo/a", "[no-export] 2001:db8::1 bgp routed: 443/TCP=demo/a"}, text(DefaultGroup)); diff != "" {
 		t.Errorf("group default (-want +have):\n%s", diff)
 	}
 	if diff := gocmp.Diff([]string{"198.51.100.1 vrrp snat: 80/TCP=demo/c"}, text("edge")); diff != "" {

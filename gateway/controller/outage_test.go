@@ -435,6 +435,9 @@ func TestRecord(t *testing.T) {
 				want.Floating = openstack.FloatingIP{ID: id.Draw(t, "id"), Addr: addr4.Draw(t, "address"), Port: want.ID, Fixed: want.VIPs[0]}
 			}
 		}
+		if rapid.Bool().Draw(t, "peers") {
+			want.peers = []netip.Addr{addr4.Draw(t, "peer"), addr6.Draw(t, "peer")}
+		}
 		if len(want.VIPs) == 0 || rapid.Bool().Draw(t, "IPv6") {
 			want.VIPs = append(want.VIPs, addr6.Draw(t, "address"))
 		}

@@ -34,11 +34,20 @@ type record struct {
 	group    string
 	announce desired.Announce
 	returns  desired.Return
+	peers    []netip.Addr // the only ones that receive the routes to its addresses; empty: all
 	floats   bool // Services of its pool got a floating IP without asking for it
 }
 
 // listed reports whether the port consists of addresses of a list.
 func (r record) listed() bool { return r.ID == staticID(r.VIPs) }
+
+// route returns how the routes to its addresses differ from others, as far as it decides who can reach them.
+func (r record) route() *desired.Route {
+	if len(r.peers) == 0 {
+		return nil
+	}
+	return &desired.Route{Peers: r.peers}
+}
 
 // The fields of a record.
 const (
@@ -47,6 +56,7 @@ const (
 	recordGroup      = "group"
 	recordAnnounce   = "announce"
 	recordReturn     = "return"
+	recordPeers      = "peers"
 	recordFloats     = "default-floating-ip"
 	recordAddresses  = "addresses"
 	recordFloatingIP = "floating-ip"
@@ -55,6 +65,9 @@ const (
 // writeRecord returns the condition that records a port.
 func writeRecord(p record) metav1.Condition {
 	text := fmt.Sprintf("%s=%s %s=%s %s=%s %s=%s %s=%s", recordPort, p.ID, recordPool, p.Pool, recordGroup, p.group, recordAnnounce, p.announce, recordReturn, p.returns)
+	if len(p.peers) > 0 {
+		text += " " + recordPeers + "=" + joined(p.peers, ",")
+	}
 	if p.floats {
 		text += " " + recordFloats + "=allocate"
 	}
@@ -81,12 +94,14 @@ func readRecord(s *corev1.Service) (p record, ok bool) {
 		port:  port{ID: is[recordPort], Pool: is[recordPool]},
 		group: is[recordGroup], announce: desired.Announce(is[recordAnnounce]), returns: desired.Return(is[recordReturn]), floats: is[recordFloats] == "allocate",
 	}
-	for text := range strings.SplitSeq(is[recordAddresses], ",") {
-		addr, err := netip.ParseAddr(text)
-		if err != nil {
+	var err error
+	if p.VIPs, err = parseAddrs(is[recordAddresses]); err != nil {
+		return record{}, false
+	}
+	if text, has := is[recordPeers]; has {
+		if p.peers, err = parseAddrs(text); err != nil {
 			return record{}, false
 		}
-		p.VIPs = append(p.VIPs, addr)
 	}
 	if id, text, has := strings.Cut(is[recordFloatingIP], "/"); has {
 		addr, err := netip.ParseAddr(text)
@@ -97,6 +112,18 @@ func readRecord(s *corev1.Service) (p record, ok bool) {
 		p.Floating.Fixed, _ = ipv4(p.VIPs)
 	}
 	return p, p.ID != "" && p.Pool != "" && p.group != ""
+}
+
+// parseAddrs parses addresses with commas in between.
+func parseAddrs(text string) (all []netip.Addr, err error) {
+	for one := range strings.SplitSeq(text, ",") {
+		addr, err := netip.ParseAddr(one)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, addr)
+	}
+	return all, nil
 }
 
 // leadRecorded completes a recorded failover IP: the status of a GatewayNode says that it leads there.

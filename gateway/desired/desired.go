@@ -144,7 +144,17 @@ type VIP struct {
 	Addr      netip.Addr `json:"addr"`
 	Announce  Announce   `json:"announce"`
 	Return    Return     `json:"return"`
-	Frontends []Frontend `json:"frontends"` // by port and protocol
+	Route     *Route     `json:"route,omitempty"` // of a VIP announced by BGP; nil: as all routes of the gateway
+	Frontends []Frontend `json:"frontends"`       // by port and protocol
+}
+
+// Route says how the route to a VIP differs from other routes of its gateway. What is not set is as in BGP.
+type Route struct {
+	// Peers are the only ones that receive the route, of those that the gateway has; empty: all.
+	Peers           []netip.Addr `json:"peers,omitempty"`
+	MED             *uint32      `json:"med,omitempty"`
+	LocalPreference *uint32      `json:"localPreference,omitempty"`
+	Communities     []string     `json:"communities,omitempty"` // instead of those in BGP
 }
 
 // Serves reports whether any frontend has a backend for new connections. Only then is the VIP announced.

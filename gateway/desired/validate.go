@@ -199,6 +199,29 @@ func (v *validator) vip(s *State, vip *VIP) {
 	case vip.Announce == ByVRRP && s.VRRP == nil:
 		v.add("announce", "is %q, but vrrp is missing", ByVRRP)
 	}
+	if vip.Route != nil {
+		v.route(vip.Announce, vip.Route)
+	}
+}
+
+func (v *validator) route(announce Announce, r *Route) {
+	if announce != ByBGP {
+		v.add("route", "is set, but announce is %q", announce)
+	}
+	for i, p := range r.Peers {
+		if !p.IsValid() {
+			v.add(fmt.Sprintf("route.peers[%d]", i), "is missing")
+		}
+	}
+	v.communities("route.communities", r.Communities)
+}
+
+func (v *validator) communities(field string, all []string) {
+	for i, text := range all {
+		if _, err := ParseCommunity(text); err != nil {
+			v.add(fmt.Sprintf("%s[%d]", field, i), "%v", err)
+		}
+	}
 }
 
 func (v *validator) frontends(vip *VIP, have *State) {
@@ -273,6 +296,7 @@ func (v *validator) bgp(b *BGP) {
 	if b.GracefulRestart > 4095 {
 		v.add("bgp.gracefulRestart", "is %d; RFC 4724 allows 4095 seconds at most", b.GracefulRestart)
 	}
+	v.communities("bgp.communities", b.Communities)
 	if len(b.Peers) == 0 {
 		v.add("bgp.peers", "are missing")
 	}

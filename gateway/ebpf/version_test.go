@@ -138,6 +138,7 @@ func (w *testbed) askAll(n int) *questions {
 					q.asked.Add(1)
 					if _, _, err := c.ask("hello"); err != nil {
 						q.lost.Add(1)
+						w.t.Logf("%s from %s: %v; refused %v", network, c.LocalAddr(), err, w.refusals(0))
 						return
 					}
 				}
