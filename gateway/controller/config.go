@@ -164,16 +164,6 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 	if !slices.Contains([]desired.Return{desired.Routed, desired.SNAT, desired.Masquerade}, p.Return) {
 		wrong("return is %q; it can be \"routed\", \"snat\" or \"masquerade\"", p.Return)
 	}
-	if p.BGP != nil {
-		if p.Announce != desired.ByBGP {
-			wrong("bgp is set, but announce is %q", p.Announce)
-		}
-		for i, text := range p.BGP.Communities {
-			if _, err := desired.ParseCommunity(text); err != nil {
-				wrong("bgp.communities[%d] %w", i, err)
-			}
-		}
-	}
 	kinds := 0
 	for _, is := range []bool{p.Neutron != nil, p.FailoverIP != nil, len(p.Addresses) > 0} {
 		if is {
@@ -205,6 +195,19 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 			wrong("cidrs are missing, which addressPairs \"cidr\" needs")
 		}
 	}
+	for i, a := range p.Addresses {
+		if !a.IsValid() || a != a.Masked() {
+			wrong("addresses[%d] %s is not a network such as 192.0.2.16/28", i, a)
+		} else if !desired.RoutablePrefix(a) {
+			wrong("addresses[%d] %s has addresses that gateways cannot route to", i, a)
+		}
+	}
+	return append(errs, p.policyFaults()...)
+}
+
+// policyFaults returns what is wrong with the Services and the routes of a pool.
+func (p *Pool) policyFaults() (errs []error) {
+	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if _, err := metav1.LabelSelectorAsSelector(p.Namespaces); err != nil {
 		wrong("namespaces: %w", err)
 	}
@@ -214,11 +217,14 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 	if p.AddressesPerNamespace < 0 {
 		wrong("addressesPerNamespace is %d; it can be a number of addresses, or 0 for no limit", p.AddressesPerNamespace)
 	}
-	for i, a := range p.Addresses {
-		if !a.IsValid() || a != a.Masked() {
-			wrong("addresses[%d] %s is not a network such as 192.0.2.16/28", i, a)
-		} else if !desired.RoutablePrefix(a) {
-			wrong("addresses[%d] %s has addresses that gateways cannot route to", i, a)
+	if p.BGP != nil {
+		if p.Announce != desired.ByBGP {
+			wrong("bgp is set, but announce is %q", p.Announce)
+		}
+		for i, text := range p.BGP.Communities {
+			if _, err := desired.ParseCommunity(text); err != nil {
+				wrong("bgp.communities[%d] %w", i, err)
+			}
 		}
 	}
 	return errs

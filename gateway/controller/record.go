@@ -35,7 +35,7 @@ type record struct {
 	announce desired.Announce
 	returns  desired.Return
 	peers    []netip.Addr // the only ones that receive the routes to its addresses; empty: all
-	floats   bool // Services of its pool got a floating IP without asking for it
+	floats   bool         // Services of its pool got a floating IP without asking for it
 }
 
 // listed reports whether the port consists of addresses of a list.
