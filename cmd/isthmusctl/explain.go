@@ -91,7 +91,7 @@ func parseService(text string) (serviceRef, error) {
 			labels = labels[max(0, len(labels)-2):] // a cluster, and a host or a port, may precede it
 		}
 		if len(labels) != 2 {
-			return n, fmt.Errorf("%q is not a Service; use NAME.NAMESPACE, NAMESPACE/NAME, a name of clusterset.local or a ClusterSetIP", text)
+			return n, fmt.Errorf("%q is not a Service; use NAME.NAMESPACE, NAMESPACE/NAME, a name of clusterset.local or an address", text)
 		}
 		n.key = client.ObjectKey{Namespace: labels[1], Name: labels[0]}
 	}

@@ -22,12 +22,12 @@ import (
 func gatewayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "gateway",
-		Short:   "Set up gateways, and plan changes of them",
-		Example: "  isthmusctl gateway certs --dir certs --gateway gw-1 --gateway gw-2",
+		Short:   "Set up gateways, show what they serve, and plan changes of them",
+		Example: "  isthmusctl gateway certs --dir certs --gateway gw-1 --gateway gw-2\n  isthmusctl gateway show",
 		Args:    usage.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(certsCommand(), planCommand(), forgetCommand())
+	cmd.AddCommand(gatewayShowCommand(), gatewayExplainCommand(), certsCommand(), planCommand(), forgetCommand())
 	return cmd
 }
 

@@ -57,13 +57,9 @@ func (c *planConfig) run(cmd *cobra.Command) error {
 	if c.settings == "" {
 		return errors.New("no --settings; give the file with the edited settings of isthmus-gateway-controller")
 	}
-	text, err := os.ReadFile(c.settings)
+	settings, err := readSettings(c.settings)
 	if err != nil {
-		return fmt.Errorf("read --settings: %w", err)
-	}
-	var settings controller.Settings
-	if err := errors.Join(yaml.UnmarshalStrict(text, &settings), settings.Complete()); err != nil {
-		return fmt.Errorf("--settings=%s: %w", c.settings, err)
+		return err
 	}
 	api, err := c.target.connect()
 	if err != nil {
@@ -73,7 +69,7 @@ func (c *planConfig) run(cmd *cobra.Command) error {
 	if err := api.List(cmd.Context(), &services); err != nil {
 		return fmt.Errorf("list services: %w", err)
 	}
-	edits := controller.Edits(&settings, services.Items)
+	edits := controller.Edits(settings, services.Items)
 	slices.SortFunc(edits, func(a, b controller.Edit) int {
 		return strings.Compare(a.Namespace+"/"+a.Service, b.Namespace+"/"+b.Service)
 	})
@@ -85,6 +81,24 @@ func (c *planConfig) run(cmd *cobra.Command) error {
 		}
 	}
 	return tables.Write(cmd.OutOrStdout(), editTable(edits), c.format)
+}
+
+// readSettings reads the settings of the gateway controller from the file of --settings.
+func readSettings(path string) (*controller.Settings, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read --settings: %w", err)
+	}
+	s, err := parseSettings(text)
+	if err != nil {
+		return nil, fmt.Errorf("--settings=%s: %w", path, err)
+	}
+	return s, nil
+}
+
+func parseSettings(text []byte) (*controller.Settings, error) {
+	s := &controller.Settings{}
+	return s, errors.Join(yaml.UnmarshalStrict(text, s), s.Complete())
 }
 
 // agree annotates the Service of an edit.

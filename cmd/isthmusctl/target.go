@@ -22,6 +22,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
+	gatewayv1alpha1 "github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 )
 
 // defaultTimeout bounds every request to an API server.
@@ -166,6 +167,9 @@ func connect(cfg *rest.Config) (client.Client, error) {
 	scheme, err := membership.NewScheme()
 	if err != nil {
 		return nil, err
+	}
+	if err := gatewayv1alpha1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("register API kinds: %w", err)
 	}
 	c, err := client.New(cfg, client.Options{Scheme: scheme})
 	if err != nil {

@@ -138,12 +138,15 @@ func (p *Pool) familiesWith(has port) []corev1.IPFamily {
 }
 
 // takes reports whether the gateways handle a Service. One that they handle stays with them until its edit is agreed to.
-func (w *worker) takes(s *corev1.Service) bool {
+func (w *worker) takes(s *corev1.Service) bool { return w.notTaken(s) == "" }
+
+// notTaken says why the gateways do not handle a Service, "" if they do.
+func (w *worker) notTaken(s *corev1.Service) string {
 	c := w.settings.services()
 	if e, ok := editOf(&w.configured, s); ok && !e.Agreed {
 		c.Default = true
 	}
-	return c.Takes(s)
+	return c.NotTaken(s)
 }
 
 // read returns what a Service asks for. Without an annotation it keeps its pool, whichever is the default by now, and its

@@ -33,8 +33,12 @@ func (w *testbed) served(name string) []string {
 }
 
 // servedAt returns what a gateway serves a Service with: a line for each address and port.
-func (w *testbed) servedAt(gateway, name string) (all []string) {
-	for _, v := range w.gateways.states[gateway].VIPs {
+func (w *testbed) servedAt(gateway, name string) []string {
+	return w.servedBy(w.gateways.states[gateway].VIPs, name)
+}
+
+func (w *testbed) servedBy(vips []desired.VIP, name string) (all []string) {
+	for _, v := range vips {
 		for _, f := range v.Frontends {
 			if f.Service != w.ns+"/"+name {
 				continue

@@ -59,19 +59,8 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	if m := w.services[s.UID]; m != nil {
 		has = m.port
 	}
-	pool, err := w.choosePool(ctx, s, want, has)
+	pool, families, want, err := w.place(ctx, s, want, has)
 	if err != nil {
-		return w.reportRefused(ctx, s, err)
-	}
-	families := common(want.Families, pool.familiesWith(has))
-	if len(families) == 0 {
-		return w.reportRefused(ctx, s, invalid{fmt.Errorf("spec.ipFamilies %v: pool %s has only %v; name another pool by the annotation %s", want.Families, pool.Name, pool.families(), service.AnnotationPool)})
-	}
-	if err := w.checkFailoverIP(ctx, s, want, pool); err != nil {
-		return w.reportRefused(ctx, s, err)
-	}
-	want.Floating = w.floating(s, want, pool, families)
-	if err := w.checkAddresses(s, want, pool); err != nil {
 		return w.reportRefused(ctx, s, err)
 	}
 	had := s.Annotations[service.AnnotationPort]
@@ -104,6 +93,24 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 		w.event(s, corev1.EventTypeNormal, "Remapped", "now reachable at "+list(addresses))
 	}
 	return w.reportMapped(ctx, s, addresses)
+}
+
+// place returns the pool of a Service that has a port, or none, with the families that the pool serves, and the request
+// completed for that pool. With an error, which names what the Service must change, the pool is nil if none is chosen.
+func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want, has port) (*Pool, []corev1.IPFamily, service.Want, error) {
+	pool, err := w.choosePool(ctx, s, want, has)
+	if err != nil {
+		return nil, nil, want, err
+	}
+	families := common(want.Families, pool.familiesWith(has))
+	if len(families) == 0 {
+		return pool, nil, want, invalid{fmt.Errorf("spec.ipFamilies %v: pool %s has only %v; name another pool by the annotation %s", want.Families, pool.Name, pool.families(), service.AnnotationPool)}
+	}
+	if err := w.checkFailoverIP(ctx, s, want, pool); err != nil {
+		return pool, nil, want, err
+	}
+	want.Floating = w.floating(s, want, pool, families)
+	return pool, families, want, w.checkAddresses(s, want, pool)
 }
 
 // addressesChanged reports whether the status of a Service has other addresses. Another Service may have caused that: of

@@ -150,14 +150,21 @@ type Want struct {
 
 // Takes reports whether the gateways handle a Service: it is of type LoadBalancer and of our class, and the user does not
 // keep the controller away.
-func (c Config) Takes(s *corev1.Service) bool {
-	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || s.Annotations[AnnotationManaged] == "false" {
-		return false
+func (c Config) Takes(s *corev1.Service) bool { return c.NotTaken(s) == "" }
+
+// NotTaken says why the gateways do not handle a Service, with the fix; "" if they do.
+func (c Config) NotTaken(s *corev1.Service) string {
+	switch class := s.Spec.LoadBalancerClass; {
+	case s.Spec.Type != corev1.ServiceTypeLoadBalancer:
+		return fmt.Sprintf("spec.type is %s; gateways serve those of type LoadBalancer", s.Spec.Type)
+	case s.Annotations[AnnotationManaged] == "false":
+		return fmt.Sprintf("the annotation %s is \"false\"; remove it", AnnotationManaged)
+	case class == nil && !c.Default:
+		return fmt.Sprintf("it has no spec.loadBalancerClass; create it with %s, or set defaultClass in the settings", Class)
+	case class != nil && *class != Class:
+		return fmt.Sprintf("spec.loadBalancerClass is %s; create it with %s", *class, Class)
 	}
-	if s.Spec.LoadBalancerClass == nil {
-		return c.Default
-	}
-	return *s.Spec.LoadBalancerClass == Class
+	return ""
 }
 
 // Read returns what a Service asks for, if Takes accepts it. The error joins everything that is wrong, each part with the
