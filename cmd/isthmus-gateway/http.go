@@ -49,14 +49,15 @@ func (g *gateway) httpServer(l net.Listener, more ...prometheus.Collector) *http
 	return server
 }
 
-// metricsOf returns the metrics that only one kind of balancer has.
+// metricsOf returns the metrics of a balancer, of which only eBPF has some.
 func metricsOf(b balancer) []prometheus.Collector {
+	counted := connections(b.Counts)
 	with, ok := b.(*ebpf.Balancer)
 	if !ok {
-		return nil
+		return []prometheus.Collector{counted}
 	}
 	return []prometheus.Collector{
-		refusals(with.Refusals),
+		counted, refusals(with.Refusals),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "isthmus_gateway_xdp_packets_total", Help: "Packets that XDP programs sent from the driver.",
 		}, func() float64 { return float64(with.Sent()) }),
@@ -83,6 +84,34 @@ func (r refusals) Collect(ch chan<- prometheus.Metric) {
 	}
 	for key, n := range counts {
 		ch <- prometheus.MustNewConstMetric(metricRefusedPackets, prometheus.CounterValue, float64(n), key.Service, key.Reason)
+	}
+}
+
+// connections exports the flows of each Service of the applied state, read at each scrape.
+type connections func() (map[flows.CountKey]flows.Counts, error)
+
+var (
+	metricOpened = prometheus.NewDesc("isthmus_gateway_connections_total",
+		"TCP connections that have opened, and UDP flows that have lasted, by Service and protocol.", []string{"service", "protocol"}, nil)
+	metricActive = prometheus.NewDesc("isthmus_gateway_active_connections",
+		"Open TCP connections and UDP flows, by Service and protocol, as counted some seconds ago.", []string{"service", "protocol"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (connections) Describe(ch chan<- *prometheus.Desc) {
+	ch <- metricOpened
+	ch <- metricActive
+}
+
+// Collect implements prometheus.Collector.
+func (c connections) Collect(ch chan<- prometheus.Metric) {
+	counts, err := c()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(metricActive, err)
+	}
+	for k, n := range counts {
+		ch <- prometheus.MustNewConstMetric(metricOpened, prometheus.CounterValue, float64(n.Opened), k.Service, k.Protocol)
+		ch <- prometheus.MustNewConstMetric(metricActive, prometheus.GaugeValue, float64(n.Active), k.Service, k.Protocol)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
+	"github.com/isthmus-net/isthmus/gateway/flows"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -120,6 +121,29 @@ func TestPacketsOfEBPFAreCounted(t *testing.T) {
 		if err := b.Close(t.Context(), false); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Connections are counted by Service and protocol.
+func TestConnectionsOfServices(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(connections(func() (map[flows.CountKey]flows.Counts, error) {
+		return map[flows.CountKey]flows.Counts{{Service: "shop/web", Protocol: "TCP"}: {Opened: 3, Active: 2}}, nil
+	}))
+	found, err := registry.Gather()
+	if err != nil || len(found) != 2 {
+		t.Fatalf("metrics %v, %v", found, err)
+	}
+	active, opened := found[0].GetMetric()[0], found[1].GetMetric()[0]
+	if found[0].GetName() != "isthmus_gateway_active_connections" || active.GetGauge().GetValue() != 2 ||
+		found[1].GetName() != "isthmus_gateway_connections_total" || opened.GetCounter().GetValue() != 3 ||
+		opened.GetLabel()[0].GetValue()+" "+opened.GetLabel()[1].GetValue() != "TCP shop/web" {
+		t.Errorf("metrics %v", found)
+	}
+	registry = prometheus.NewRegistry()
+	registry.MustRegister(connections(func() (map[flows.CountKey]flows.Counts, error) { return nil, errors.New("no such map") }))
+	if _, err := registry.Gather(); err == nil || !strings.Contains(err.Error(), "no such map") {
+		t.Errorf("maps that cannot be read: %v", err)
 	}
 }
 

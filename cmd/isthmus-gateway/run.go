@@ -127,6 +127,8 @@ func newAnnouncers(cfg Config, m mark, log *slog.Logger) ([]agent.Announcer, err
 type balancer interface {
 	agent.Component
 	flows.Sharer
+	// Counts returns the flows of each Service, for metrics.
+	Counts() (map[flows.CountKey]flows.Counts, error)
 }
 
 func newBalancer(cfg Config, log *slog.Logger) (balancer, error) {

@@ -41,6 +41,8 @@ func (o opening) Export(ctx context.Context, tell func(flows.Flow) error) error 
 	}
 }
 
+func (opening) Counts() (map[flows.CountKey]flows.Counts, error) { return nil, nil }
+
 func (opening) All(func(flows.Flow) error) error { return nil }
 
 func (o opening) Import(all []flows.Flow) ([]flows.Flow, error) {

@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
 // DefaultFlows is the default capacity in connections. There is room for half as many flows of UDP. Memory is allocated up front,
@@ -43,7 +44,8 @@ type Config struct {
 
 // Balancer is the eBPF balancer of this machine. It is the agent's component desired.ComponentBalancer.
 type Balancer struct {
-	cfg Config
+	cfg   Config
+	tally flows.Tally
 
 	mu   sync.Mutex // guards the fields below
 	k    *kernel
@@ -52,8 +54,9 @@ type Balancer struct {
 	next uint32 // id of the next new backend, as in the kernel's settings
 	// lists holds the inputs of each table by frontend id: an unchanged list needs no new table.
 	lists map[uint32]list
-	// applied is the last applied state, nil before the first.
-	applied *desired.State
+	// applied is the last applied state, nil before the first, and services the Services of its frontends, by id.
+	applied  *desired.State
+	services map[uint32]string // replaced, never changed
 	// unsure means that have may differ from what applied requires.
 	unsure bool
 	// migrated means that nothing of other ABIs is left.
@@ -154,7 +157,7 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 		b.unsure = true
 		return errors.Join(err, b.rollBack())
 	}
-	b.applied, b.unsure = s, false
+	b.applied, b.services, b.unsure = s, b.servicesOf(s), false
 	b.removePredecessors()
 	return nil
 }

@@ -22,19 +22,9 @@ func (b *Balancer) Refusals() (map[Refusal]uint64, error) {
 	if err := dump(b.k.maps[bpf.MapRefusals], counts); err != nil {
 		return nil, err
 	}
-	services := map[uint32]string{}
-	if b.applied != nil {
-		for i := range b.applied.VIPs {
-			v := &b.applied.VIPs[i]
-			for j := range v.Frontends {
-				f := &v.Frontends[j]
-				services[b.have.frontends[keyOf(v, f)].Id] = f.Service
-			}
-		}
-	}
 	all := map[Refusal]uint64{}
 	for key, n := range counts {
-		all[Refusal{services[key.Service], fmt.Sprint(bpf.DropReason(key.Reason))}] += n
+		all[Refusal{b.services[key.Service], fmt.Sprint(bpf.DropReason(key.Reason))}] += n
 	}
 	return all, nil
 }

@@ -67,6 +67,7 @@ func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) erro
 			if err := decode(record.RawSample, &o); err != nil {
 				return err
 			}
+			b.countOpened(&o)
 			if err := b.export(&o.Key, &o.Conn, send); err != nil {
 				return err
 			}
@@ -99,6 +100,11 @@ func (b *Balancer) All(send func(flows.Flow) error) error {
 
 // sendAll sends the flows of one map.
 func (b *Balancer) sendAll(name string, send func(flows.Flow) error) error {
+	return b.eachActive(name, func(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error { return b.export(key, c, send) })
+}
+
+// eachActive calls do for each entry of a map whose flow is alive and was used here, until do fails.
+func (b *Balancer) eachActive(name string, do func(*bpf.GatewayConnKey, *bpf.GatewayConn) error) error {
 	keys, values := make([]bpf.GatewayConnKey, 4096), make([]bpf.GatewayConn, 4096)
 	var cursor ebpf.MapBatchCursor
 	for {
@@ -111,7 +117,7 @@ func (b *Balancer) sendAll(name string, send func(flows.Flow) error) error {
 			if values[i].Flags&bpf.GatewayStandby != 0 || !alive(&keys[i], &values[i]) {
 				continue
 			}
-			if err := b.export(&keys[i], &values[i], send); err != nil {
+			if err := do(&keys[i], &values[i]); err != nil {
 				return err
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
 const (
@@ -51,6 +52,7 @@ type Balancer struct {
 	imported map[string]time.Time
 
 	state   atomic.Pointer[sharedState]
+	tally   flows.Tally
 	deletes sync.WaitGroup // see deleteStaleSoon
 }
 

@@ -122,6 +122,7 @@ func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) erro
 			if err != nil {
 				return fmt.Errorf("read a connection: %w", err)
 			}
+			b.countOpened(&e)
 			if err := b.export(&e, lasting, send); err != nil {
 				return err
 			}
