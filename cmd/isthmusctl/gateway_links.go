@@ -166,6 +166,9 @@ func gatewayLinks(d *controller.Decision) (links []link) {
 // announcedLink says which gateways announce the VIPs of a Service.
 func announcedLink(d *controller.Decision) link {
 	const name = "announced"
+	if len(d.VIPs) == 0 {
+		return note(name, "the floating IP of pool %s leads to no gateway", d.Pool)
+	}
 	var by []string
 	for i := range d.VIPs {
 		v := &d.VIPs[i]
