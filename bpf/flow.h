@@ -50,7 +50,8 @@
 #define UDP_OPEN_S 300 /* RFC 4787 section 4.3 */
 #define FRAGMENT_S 30  /* as long as Linux waits for the other fragments */
 
-/* Flows that a CPU opens in a second, for all clients and for one. One client leaves half of them to the others. */
+/* Flows that a CPU opens in a second, for all clients and for one. One client leaves half of them to the others. A
+ * gateway limits half-open ones further: see gateway_maps.h. */
 #define CPU_FLOWS_MAX 100000
 #define CLIENT_FLOWS_MAX 50000
 
@@ -87,31 +88,36 @@ static __always_inline __u64 since(__u64 then, __u64 now)
 	return (__s64)(now - then) > 0 ? now - then : 0;
 }
 
+/* Begins to count again if the period is over. */
+static __always_inline void start_period(struct answers *a, __u64 now, __u64 period)
+{
+	if (since(a->since, now) >= period) {
+		a->since = now;
+		a->given = 0;
+	}
+}
+
 /* Takes one of the `most` that a second has. Returns false if none is left. */
 static __always_inline bool take(struct answers *a, __u64 now, __u64 most)
 {
 	if (!a)
 		return false;
-	if (since(a->since, now) >= NS_PER_S) {
-		a->since = now;
-		a->given = 0;
-	}
+	start_period(a, now, NS_PER_S);
 	return a->given++ < most;
 }
 
-/* Reports whether a packet may open another flow. The flows of a client are counted by its device, or if device is 0 by
- * its address, of IPv6 the first 64 bits. A client that has no flow left takes none of the CPU's. */
-static __noinline bool may_open_flow(const struct packet *p, __u32 device)
+/* Takes one of the flows that a client may open in this second. They are counted by its device, or if device is 0 by
+ * its address, of IPv6 the first 64 bits. Returns false if none is left. */
+static __always_inline bool may_client_open(const struct packet *p, __u32 device, __u64 now)
 {
-	__u64 now = now_ns(), words[2];
-	__u32 zero = 0, source;
+	__u64 words[2];
+	__u32 source;
 
 	__builtin_memcpy(words, ADDR(p->key.client), sizeof(words));
 	if (p->ipv6)
 		words[1] = 0;
 	source = 1 + hash_u64(device ? device : words[0] ^ hash_u64(words[1])) % FLOW_SOURCES;
-	return take(bpf_map_lookup_elem(&new_flows, &source), now, CLIENT_FLOWS_MAX) &&
-	       take(bpf_map_lookup_elem(&new_flows, &zero), now, CPU_FLOWS_MAX);
+	return take(bpf_map_lookup_elem(&new_flows, &source), now, CLIENT_FLOWS_MAX);
 }
 
 static __always_inline __u64 idle_timeout_ns(__u8 proto, enum conn_state state)

@@ -197,14 +197,58 @@ static __noinline int announce_opened(const struct conn_key *key, const struct c
 	return c ? announce_flow(&client, c) : 0;
 }
 
+/* Returns the number of entries that a flow of TCP has. */
+static __always_inline __u32 entries_of(bool double_nat)
+{
+	return double_nat ? 4 : 2;
+}
+
+/* Reports whether a packet may open another flow of a frontend, with so many entries: only while the frontend has taken
+ * fewer than are left to all. So a flood of one frontend leaves half to the others, and a flood of nine a tenth. A
+ * client that may open none takes none of the frontend's. */
+static __noinline bool may_open_flow(const struct packet *p, __u32 frontend_id, __u32 entries)
+{
+	bool udp = p->key.proto == IPPROTO_UDP;
+	__u64 now = now_ns(), most = udp ? CPU_FLOWS_MAX : HALF_OPEN_MAX;
+	struct answers *all, *own;
+	__u32 zero = 0;
+
+	all = udp ? bpf_map_lookup_elem(&new_flows, &zero) : bpf_map_lookup_elem(&half_open, &zero);
+	own = bpf_map_lookup_elem(&half_open, &frontend_id);
+	if (!all || !own)
+		return false;
+	start_period(all, now, udp ? NS_PER_S : HALF_OPEN_NS);
+	if (own->since != all->since) {
+		own->since = all->since;
+		own->given = 0;
+	}
+	if (all->given + own->given >= most || !may_client_open(p, 0, now))
+		return false;
+	entries = udp ? 1 : entries;
+	all->given += entries;
+	own->given += entries;
+	return true;
+}
+
+static __always_inline void give_back(__u32 index, __u32 entries)
+{
+	struct answers *a = bpf_map_lookup_elem(&half_open, &index);
+
+	if (a)
+		a->given -= a->given < entries ? a->given : entries;
+}
+
 /* Advances a flow's state by a packet of it, and announces the flow once it is open. Returns the flow's entry, which
  * may have moved; NULL if it was evicted at once. */
 static __always_inline struct conn *advance(const struct packet *p, struct conn *c)
 {
+	__u32 frontend_id = c->service, entries = entries_of(c->flags & GATEWAY_DOUBLE_NAT);
 	struct conn_key key;
 
 	if (c->window & WINDOW_SECOND || !may_change_state(p, c) || !update_state(p, c))
 		return c;
+	give_back(0, entries);
+	give_back(frontend_id, entries);
 	key = p->key;
 	if (p->young)
 		c = bpf_map_lookup_elem(&flows, &key);
@@ -648,7 +692,7 @@ __noinline int open_flow(struct __sk_buff *skb, const struct packet *p, const st
 	backend_id = choose_backend(p, fe);
 	if (!backend_id)
 		return refuse(skb, p, fe->id, DROP_REASON_NO_BACKEND);
-	if (!may_open_flow(p, 0))
+	if (!may_open_flow(p, fe->id, entries_of(!is_zero_addr(vip->source))))
 		return refuse(skb, p, fe->id, DROP_REASON_NEW_FLOWS);
 	if (!create_conn(skb, p, vip, fe, backend_id))
 		return refuse(skb, p, fe->id, DROP_REASON_NO_MEMORY);
@@ -737,7 +781,7 @@ __noinline int derive_answer(struct __sk_buff *skb, const struct packet *p)
 	s = bpf_map_lookup_elem(&scratch, &zero);
 	if (!p || !s || is_syn(p) || !derive_flow(p, s))
 		return false;
-	if (may_adopt(p) && may_open_flow(p, 0) && store(&s->key, &s->flow)) {
+	if (may_adopt(p) && may_open_flow(p, s->flow.service, entries_of(false)) && store(&s->key, &s->flow)) {
 		announce_flow(&s->key, &s->flow);
 		s->key = p->key;
 		store_entry(&s->key, &s->other);

@@ -89,11 +89,16 @@ const (
 	MapGatewayPeers    = gatewayMapPeers
 	MapHandedOver      = gatewayMapHandedOver
 	MapGatewaySettings = gatewayMapGatewaySettings
+	MapHalfOpen        = gatewayMapHalfOpen
 	MapGatewayOpened   = gatewayMapOpened
 	MapGatewayLost     = gatewayMapOpenedLost
 	MapXDPDevices      = gatewayMapXdpDevices
 	MapXDPSent         = gatewayMapXdpSent
 )
+
+// VarHalfOpenMax is the name of the gateway program's variable with the entries of MapHandshakes that a CPU fills with half-open
+// flows in a third of a second, a uint32. It should be a quarter of the map's capacity, divided by the number of CPUs.
+const VarHalfOpenMax = gatewayVarHALF_OPEN_MAX
 
 // The programs of a gateway's balancer.
 const (

@@ -248,6 +248,7 @@ const (
 	gatewayMapFragments       = "fragments"
 	gatewayMapFrontends       = "frontends"
 	gatewayMapGatewaySettings = "gateway_settings"
+	gatewayMapHalfOpen        = "half_open"
 	gatewayMapHandedOver      = "handed_over"
 	gatewayMapHandshakes      = "handshakes"
 	gatewayMapMembers         = "members"
@@ -270,6 +271,7 @@ const (
 	gatewayMapXdpSent         = "xdp_sent"
 	gatewayProgGateway        = "gateway"
 	gatewayProgGatewayXdp     = "gateway_xdp"
+	gatewayVarHALF_OPEN_MAX   = "HALF_OPEN_MAX"
 	gatewayVarLINK_HEADER     = "LINK_HEADER"
 	gatewayVarOLD_FLOWS       = "OLD_FLOWS"
 )
@@ -334,6 +336,7 @@ type gatewayMapSpecs struct {
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
 	GatewaySettings *ebpf.MapSpec `ebpf:"gateway_settings"`
+	HalfOpen        *ebpf.MapSpec `ebpf:"half_open"`
 	HandedOver      *ebpf.MapSpec `ebpf:"handed_over"`
 	Handshakes      *ebpf.MapSpec `ebpf:"handshakes"`
 	Members         *ebpf.MapSpec `ebpf:"members"`
@@ -360,8 +363,9 @@ type gatewayMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type gatewayVariableSpecs struct {
-	LINK_HEADER *ebpf.VariableSpec `ebpf:"LINK_HEADER"`
-	OLD_FLOWS   *ebpf.VariableSpec `ebpf:"OLD_FLOWS"`
+	HALF_OPEN_MAX *ebpf.VariableSpec `ebpf:"HALF_OPEN_MAX"`
+	LINK_HEADER   *ebpf.VariableSpec `ebpf:"LINK_HEADER"`
+	OLD_FLOWS     *ebpf.VariableSpec `ebpf:"OLD_FLOWS"`
 }
 
 // gatewayObjects contains all objects after they have been loaded into the kernel.
@@ -394,6 +398,7 @@ type gatewayMaps struct {
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
 	GatewaySettings *ebpf.Map `ebpf:"gateway_settings"`
+	HalfOpen        *ebpf.Map `ebpf:"half_open"`
 	HandedOver      *ebpf.Map `ebpf:"handed_over"`
 	Handshakes      *ebpf.Map `ebpf:"handshakes"`
 	Members         *ebpf.Map `ebpf:"members"`
@@ -428,6 +433,7 @@ func (m *gatewayMaps) Close() error {
 		m.Fragments,
 		m.Frontends,
 		m.GatewaySettings,
+		m.HalfOpen,
 		m.HandedOver,
 		m.Handshakes,
 		m.Members,
@@ -455,8 +461,9 @@ func (m *gatewayMaps) Close() error {
 //
 // It can be passed to loadGatewayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gatewayVariables struct {
-	LINK_HEADER *ebpf.Variable `ebpf:"LINK_HEADER"`
-	OLD_FLOWS   *ebpf.Variable `ebpf:"OLD_FLOWS"`
+	HALF_OPEN_MAX *ebpf.Variable `ebpf:"HALF_OPEN_MAX"`
+	LINK_HEADER   *ebpf.Variable `ebpf:"LINK_HEADER"`
+	OLD_FLOWS     *ebpf.Variable `ebpf:"OLD_FLOWS"`
 }
 
 // gatewayPrograms contains all programs after they have been loaded into the kernel.

@@ -10,6 +10,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
+#include "flow.h"
 #include "gateway.h"
 
 struct {
@@ -76,7 +77,8 @@ struct {
 	__type(value, struct gateway_slot);
 } slots SEC(".maps");
 
-/* The addresses of the other gateways, by number from 1 on. */
+/* The addresses of the other gateways, by number from 1 on. Zeros are an unknown address: no number is missing before
+ * the last one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -99,6 +101,23 @@ struct {
 	__type(key, __u32);
 	__type(value, struct gateway_settings);
 } gateway_settings SEC(".maps");
+
+/* Longer than a round trip of 300 ms: a handshake of another VIP lives through one that is flooded. */
+#define HALF_OPEN_NS (NS_PER_S / 3)
+
+/* Entries of `handshakes` that a CPU fills with half-open flows within HALF_OPEN_NS. The loader sets it so that all
+ * CPUs together fill a quarter of the map. The LRU evicts an entry that was not used lately before half of the others
+ * are replaced, and it keeps used ones for another round. */
+volatile const __u32 HALF_OPEN_MAX = 131072;
+
+/* Those entries: of all frontends at index 0, and those of each at its id. An entry counts until its flow opens.
+ * Flows of UDP have a map of their own: they count as one each for their frontend, and all together in `new_flows`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, GATEWAY_FRONTENDS_MAX);
+	__type(key, __u32);
+	__type(value, struct answers);
+} half_open SEC(".maps");
 
 /* Announced flows. The reader polls. Flows that do not fit are in `flows` all the same. */
 struct {

@@ -46,8 +46,14 @@ static __always_inline struct gateway_slot *find_slot(__u16 port)
 	return bpf_map_lookup_elem(&slots, &slot);
 }
 
-/* Finds the link to a gateway. Returns false if there is none, or its neighbour is not resolved. The agents of gateways
- * talk to one another, so it is. Not static: see skip_extensions. */
+enum peer_found {
+	PEER_NONE = 0, /* there is no gateway of this number, nor of any higher one */
+	PEER_UNREACHABLE = 1,
+	PEER_FOUND = 2,
+};
+
+/* Finds the link to a gateway. A gateway whose neighbour entry is not resolved is unreachable. The agents of gateways
+ * talk to one another, so it is resolved. Returns an enum peer_found. Not static: see skip_extensions. */
 __noinline int find_peer(struct __sk_buff *skb, __u32 number, struct peer_link *to)
 {
 	__u8 *addr = bpf_map_lookup_elem(&peers, &number), there[16] ADDR_ALIGNED, none[16] ADDR_ALIGNED = {};
@@ -55,21 +61,21 @@ __noinline int find_peer(struct __sk_buff *skb, __u32 number, struct peer_link *
 	bool ipv6;
 
 	if (!addr || !to)
-		return false;
+		return PEER_NONE;
 	__builtin_memcpy(there, addr, sizeof(there));
 	write_mapped(none, last_word(there));
 	ipv6 = !same_addr(none, there);
 	__builtin_memset(none, 0, sizeof(none));
 	set_fib_addrs(&fib, ipv6, none, there);
 	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
-		return false;
+		return PEER_UNREACHABLE;
 	/* If the route leads through a router, the lookup has replaced the address by the router's. */
 	if (ipv6 ? __builtin_memcmp(fib.ipv6_dst, there, sizeof(there)) : fib.ipv4_dst != last_word(there))
-		return false;
+		return PEER_UNREACHABLE;
 	to->ifindex = fib.ifindex;
 	__builtin_memcpy(to->macs, fib.dmac, 6);
 	__builtin_memcpy(to->macs + 6, fib.smac, 6);
-	return true;
+	return PEER_FOUND;
 }
 
 /* Returns the number of the gateway that has handed this packet over, 0 for none. */
@@ -77,11 +83,15 @@ static __noinline __u32 find_sender(struct __sk_buff *skb)
 {
 	struct ethernet_header link;
 	struct peer_link peer = {};
+	int found;
 
 	if (bpf_skb_load_bytes(skb, 0, &link, sizeof(link)))
 		return 0;
 	for (__u32 number = 1; number <= GATEWAY_PEERS_MAX; number++) {
-		if (find_peer(skb, number, &peer) && !__builtin_memcmp(peer.macs, link.from, sizeof(link.from)))
+		found = find_peer(skb, number, &peer);
+		if (found == PEER_NONE)
+			break;
+		if (found == PEER_FOUND && !__builtin_memcmp(peer.macs, link.from, sizeof(link.from)))
 			return number;
 	}
 	return 0;
@@ -132,7 +142,7 @@ __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
 	if (!slot || !can_hand_over(p))
 		return TC_ACT_SHOT;
 	number = slot->owner ?: slot->previous;
-	if (!number || !find_peer(skb, number, &to))
+	if (!number || find_peer(skb, number, &to) != PEER_FOUND)
 		return TC_ACT_SHOT;
 	sender = find_sender(skb);
 	if (sender == number || (sender && slot->owner))
@@ -151,11 +161,15 @@ __noinline int hand_to_all(struct __sk_buff *skb, const struct packet *p)
 {
 	struct peer_link to = {};
 	bool lowered = false;
+	int found;
 
 	if (!p || !can_hand_over(p) || find_sender(skb) || !may_reply())
 		return false;
 	for (__u32 number = 1; number <= GATEWAY_PEERS_MAX; number++) {
-		if (!find_peer(skb, number, &to))
+		found = find_peer(skb, number, &to);
+		if (found == PEER_NONE)
+			break;
+		if (found != PEER_FOUND)
 			continue;
 		if ((!lowered && !lower_hops(skb, p)) || bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0))
 			return false;

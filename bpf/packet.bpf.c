@@ -460,6 +460,15 @@ __noinline int reject(struct __sk_buff *skb, const struct packet *p, enum drop_r
 	return refuse(skb, p, 0, reason);
 }
 
+/* Reports whether a packet may open another flow. A client that has no flow left takes none of the CPU's. */
+static __noinline bool may_open_flow(const struct packet *p, __u32 device)
+{
+	__u64 now = now_ns();
+	__u32 zero = 0;
+
+	return may_client_open(p, device, now) && take(bpf_map_lookup_elem(&new_flows, &zero), now, CPU_FLOWS_MAX);
+}
+
 /* Handles a packet from a client: a packet to a VIP goes to a backend or is refused. */
 static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum drop_reason reason, bool adopt)
 {
