@@ -32,6 +32,7 @@ type Config struct {
 	BPFFS      string // mount point of a BPF file system, for ebpf
 	Devices    []string
 	XDP        string // off or auto, for ebpf
+	Flows      int    // capacity in connections, for ebpf; 0: by the machine's memory
 	CheckEvery time.Duration
 	LogFormat  string // text or json
 	LogLevel   slog.Level
@@ -70,6 +71,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.BPFFS, "bpffs", c.BPFFS, "mount point of a BPF file system, for --balancer=ebpf")
 	f.StringSliceVar(&c.Devices, "device", c.Devices, "device whose packets --balancer=ebpf balances, may be repeated; default: all Ethernet devices with an address")
 	f.StringVar(&c.XDP, "xdp", c.XDP, "off or auto: with --balancer=ebpf, XDP programs send packets of known connections from drivers that support it")
+	f.IntVar(&c.Flows, "flows", c.Flows, "connections for which --balancer=ebpf has room, of 1.7 KB each, the same on all gateways of the group; 0: they take a sixteenth of the machine's memory")
 	f.DurationVar(&c.CheckEvery, "check-interval", c.CheckEvery, "average time between two checks for drift")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.TextVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
@@ -103,6 +105,11 @@ func (c *Config) Validate() error {
 		faults = append(faults, fmt.Errorf("--xdp=%s is unknown; use off or auto", c.XDP))
 	} else if c.XDP == string(ebpf.XDPAuto) && c.Balancer == string(desired.NFTables) {
 		faults = append(faults, errors.New("--xdp=auto is for --balancer=ebpf; leave one of them out"))
+	}
+	if c.Flows != 0 && (c.Flows < ebpf.MinFlows || c.Flows > ebpf.MaxFlows) {
+		faults = append(faults, fmt.Errorf("--flows=%d is not between %d and %d; leave it out to size the tables by the machine's memory", c.Flows, ebpf.MinFlows, ebpf.MaxFlows))
+	} else if c.Flows != 0 && c.Balancer == string(desired.NFTables) {
+		faults = append(faults, errors.New("--flows is for --balancer=ebpf; with nftables, set the sysctl net.netfilter.nf_conntrack_max"))
 	}
 	if c.CheckEvery <= 0 {
 		faults = append(faults, fmt.Errorf("--check-interval=%s is not positive", c.CheckEvery))

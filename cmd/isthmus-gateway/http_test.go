@@ -101,7 +101,7 @@ func TestPacketsOfEBPFAreCounted(t *testing.T) {
 	netlab.Privileged(t)
 	for _, kind := range []desired.Balancer{desired.EBPF, desired.NFTables} {
 		cfg := defaults()
-		cfg.Balancer, cfg.BPFFS = string(kind), netlab.BPFFS(t)
+		cfg.Balancer, cfg.BPFFS, cfg.Flows = string(kind), netlab.BPFFS(t), 1024
 		b, err := newBalancer(*cfg, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)

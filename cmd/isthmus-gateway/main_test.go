@@ -198,12 +198,12 @@ func command(t *testing.T, args ...string) string {
 // Every fault is reported with its flag.
 func TestValidate(t *testing.T) {
 	cfg := defaults()
-	cfg.Controller, cfg.Listen, cfg.StateDir, cfg.CheckEvery, cfg.LogFormat, cfg.Balancer, cfg.XDP = "", "9479", "state", 0, "xml", "ipvs", "generic"
+	cfg.Controller, cfg.Listen, cfg.StateDir, cfg.CheckEvery, cfg.LogFormat, cfg.Balancer, cfg.XDP, cfg.Flows = "", "9479", "state", 0, "xml", "ipvs", "generic", -1
 	err := cfg.Validate()
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"--cluster", "--controller-identity", "--listen=9479", "--state-dir=state", "--check-interval", "--log-format=xml", "--balancer=ipvs", "--xdp=generic"} {
+	for _, want := range []string{"--cluster", "--controller-identity", "--listen=9479", "--state-dir=state", "--check-interval", "--log-format=xml", "--balancer=ipvs", "--xdp=generic", "--flows=-1"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no word about %s in: %v", want, err)
 		}
@@ -217,9 +217,17 @@ func TestValidate(t *testing.T) {
 	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "--balancer=ebpf") {
 		t.Errorf("XDP with nftables: %v", err)
 	}
-	cfg.Balancer = "ebpf"
+	cfg.XDP, cfg.Flows = "off", 131072
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "nf_conntrack_max") {
+		t.Errorf("--flows with nftables: %v", err)
+	}
+	cfg.Balancer, cfg.XDP = "ebpf", "auto"
 	if err := cfg.Validate(); err != nil {
 		t.Error(err)
+	}
+	cfg.Flows = 1 << 30
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "--flows=1073741824 is not between 1024 and 4194304") {
+		t.Errorf("too many flows: %v", err)
 	}
 }
 

@@ -67,8 +67,12 @@ func TestRights(t *testing.T) {
 			begin := func() *process {
 				t.Helper()
 				g := &process{ended: make(chan error, 1)}
+				flows := "--flows=0"
+				if balancer == desired.EBPF {
+					flows = "--flows=1024"
+				}
 				g.cmd = exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-all,"+rights, "--inh-caps=-all", "--no-new-privs",
-					program, "run", "--cluster=a", "--balancer="+string(balancer), "--bpffs="+bpffs, "--listen="+cfg.Listen, "--http-listen="+cfg.HTTPListen,
+					program, "run", "--cluster=a", "--balancer="+string(balancer), flows, "--bpffs="+bpffs, "--listen="+cfg.Listen, "--http-listen="+cfg.HTTPListen,
 					"--cert="+cfg.Files.Cert, "--key="+cfg.Files.Key, "--ca="+cfg.Files.CA, "--state-dir="+cfg.StateDir, "--run-dir="+cfg.RunDir)
 				g.cmd.Stdout, g.cmd.Stderr = &g.said, &g.said
 				if err := ns.Do(g.cmd.Start); err != nil {

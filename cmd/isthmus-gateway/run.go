@@ -133,7 +133,7 @@ type balancer interface {
 
 func newBalancer(cfg Config, log *slog.Logger) (balancer, error) {
 	if cfg.Balancer == string(desired.EBPF) {
-		return ebpf.Open(ebpf.Config{BPFFS: cfg.BPFFS, Devices: cfg.Devices, XDP: ebpf.XDP(cfg.XDP), Log: log})
+		return ebpf.Open(ebpf.Config{BPFFS: cfg.BPFFS, Devices: cfg.Devices, XDP: ebpf.XDP(cfg.XDP), Flows: cfg.Flows, Log: log})
 	}
 	return nft.New(log)
 }

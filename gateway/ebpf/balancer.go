@@ -21,13 +21,6 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// DefaultFlows is the default capacity in connections. There is room for half as many flows of UDP. Memory is allocated up front,
-// 1,008 bytes for each connection.
-const DefaultFlows = 131072
-
-// entriesPerFlow is the maximum number of map entries of a connection (bpf/gateway.bpf.c).
-const entriesPerFlow = 4
-
 // Config configures a Balancer.
 type Config struct {
 	// BPFFS is the mount point of a BPF filesystem.
@@ -36,8 +29,7 @@ type Config struct {
 	// global unicast address.
 	Devices []string
 	XDP     XDP
-	// Flows is the capacity in connections when the maps are created, and half that in flows of UDP; 0 means DefaultFlows. A full
-	// map evicts the connection that was idle for longest.
+	// Flows is the capacity in connections when the maps are created; 0 means DefaultFlows. See there.
 	Flows int
 	Log   *slog.Logger
 }
@@ -92,11 +84,18 @@ func Open(cfg Config) (*Balancer, error) {
 
 func openVersion(cfg Config, this version) (*Balancer, error) {
 	if cfg.Flows == 0 {
-		cfg.Flows = DefaultFlows
+		flows, err := DefaultFlows()
+		if err != nil {
+			return nil, err
+		}
+		cfg.Flows = flows
 	}
 	k, err := load(cfg.BPFFS, cfg.Flows, this)
 	if err != nil {
 		return nil, err
+	}
+	if flows := k.flows(); flows != cfg.Flows {
+		cfg.Log.Info("the table of connections keeps its size until the machine restarts", "connections", flows, "configured", cfg.Flows)
 	}
 	b := &Balancer{cfg: cfg, k: k, lists: map[uint32]list{}}
 	if err := b.reread(); err != nil {

@@ -62,8 +62,9 @@ func (c *content) addSlots(s *desired.State) {
 		}
 		c.slots[uint32(slot)] = is
 	}
-	for i, peer := range s.Peers {
-		if i < bpf.GatewayPeers && peer.Address.IsValid() {
+	for i, peer := range s.Peers[:min(len(s.Peers), bpf.GatewayPeers)] {
+		c.peers[uint32(i)+1] = [16]byte{} // the program stops at the first number without an entry
+		if peer.Address.IsValid() {
 			c.peers[uint32(i)+1] = bpf.Addr16(peer.Address)
 		}
 	}

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"maps"
 	"net/netip"
 	"testing"
 
@@ -31,5 +32,15 @@ func TestOwnAddressAsVIP(t *testing.T) {
 				t.Errorf("announced by %s, %s: %+v, %v, want %+v", how, name, have, faults, here)
 			}
 		}
+	}
+}
+
+// A peer without an address has an entry too: the program looks for no peer after the first number without one.
+func TestPeersWithoutAddress(t *testing.T) {
+	t.Parallel()
+	addr := netip.MustParseAddr("10.0.0.12")
+	c, _ := build(&desired.State{Peers: []desired.PeerGateway{{Name: "new"}, {Name: "other", Address: addr}}}, environment{})
+	if want := (map[uint32][16]byte{1: {}, 2: bpf.Addr16(addr)}); !maps.Equal(c.peers, want) {
+		t.Errorf("peers %v, want %v", c.peers, want)
 	}
 }

@@ -49,8 +49,7 @@ func load(bpffs string, flows int, v version) (k *kernel, err error) {
 	if k.predecessors, err = k.findPredecessors(spec); err != nil {
 		return nil, err
 	}
-	spec.Maps[bpf.MapFlows].MaxEntries = uint32(flows * entriesPerFlow)
-	spec.Maps[bpf.MapUDPFlows].MaxEntries = uint32(flows * entriesPerFlow / 2)
+	size(spec, flows)
 	spec.Maps[bpf.MapGatewaySources].MaxEntries *= 2 // see limits
 	conns, err := k.findOldFlows(spec)
 	if err != nil {
@@ -73,6 +72,9 @@ func load(bpffs string, flows int, v version) (k *kernel, err error) {
 		if err := bpf.CopyUDPFlows(k.maps[bpf.MapUDPFlows], k.maps[bpf.MapFlows], k.maps[bpf.MapHandshakes]); err != nil {
 			return nil, errors.Join(err, k.close())
 		}
+	}
+	if err := k.limitHalfOpen(spec); err != nil {
+		return nil, errors.Join(err, k.close())
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: k.maps})
 	if err != nil {

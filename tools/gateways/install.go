@@ -25,6 +25,9 @@ import (
 	"github.com/isthmus-net/isthmus/tools/neutron"
 )
 
+// Connections is the number of connections for which an eBPF gateway of the lab has room. Several share one machine.
+const Connections = 131072
+
 // ClusterID is the owner of the lab's ports and floating IPs.
 const ClusterID = "lab"
 
@@ -111,6 +114,9 @@ func (i *Installation) StartAgent(ctx context.Context, gateway int) (err error) 
 	}
 	args := append(i.certs(name), "run", "--cluster", ClusterID, "--balancer", string(i.balancer), "--bpffs", i.bpffs(gateway),
 		"--listen", netip.AddrPortFrom(edge.Gateways[gateway][0], agentPort).String(), "--state-dir", state, "--run-dir", state)
+	if i.balancer == desired.EBPF {
+		args = append(args, "--flows", strconv.Itoa(Connections))
+	}
 	i.Agents[gateway], err = Start(ctx, i.Gateways[gateway], i.path(name+".log"), i.path("isthmus-gateway"), args...)
 	return err
 }

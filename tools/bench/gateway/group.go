@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -187,7 +188,7 @@ func (g *group) start(ctx context.Context, i int) (err error) {
 		"--ca", files.CA, "--cert", files.Cert, "--key", files.Key, "--state-dir", folder, "--run-dir", folder,
 	}
 	if g.balancer == desired.EBPF {
-		args = append(args, "--bpffs", g.bpffs(i))
+		args = append(args, "--bpffs", g.bpffs(i), "--flows", strconv.Itoa(gateways.Connections))
 	}
 	if g.agents[i], err = gateways.Start(ctx, g.Gateways[i], filepath.Join(folder, "log"), g.program(), args...); err != nil {
 		return err

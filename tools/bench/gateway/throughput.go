@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/gateway/nft"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/gateways"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -214,7 +215,7 @@ func (l *lane) balanceBy(ctx context.Context, xdp ebpf.XDP) (undo func() error, 
 		return nil, errors.Join(err, os.Remove(dir))
 	}
 	err = l.gateway.Do(func() error {
-		b, err := ebpf.Open(ebpf.Config{BPFFS: dir, XDP: xdp, Log: slog.New(slog.DiscardHandler)})
+		b, err := ebpf.Open(ebpf.Config{BPFFS: dir, XDP: xdp, Flows: gateways.Connections, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return err
 		}

@@ -568,14 +568,14 @@ func TestChartGatewayNodes(t *testing.T) {
 			on,
 			[]string{"NET_ADMIN", "SYS_ADMIN", "NET_RAW", "SYS_NICE"},
 			[]string{"/var/lib/isthmus-gateway", "/run/isthmus-gateway", "/sys/fs/bpf"},
-			[]string{"--cluster=east", "--balancer=ebpf", "--bpffs=/host/sys/fs/bpf", "--xdp=off", "--http-listen=127.0.0.1:9444"},
+			[]string{"--cluster=east", "--balancer=ebpf", "--bpffs=/host/sys/fs/bpf", "--xdp=off", "--flows=131072", "--http-listen=127.0.0.1:9444"},
 			1, "127.0.0.1",
 		},
 		"ebpf, and no VRRP": {
-			on + ",gateway.capabilities.netRaw=false,gateway.xdp=auto,gateway.devices={eth1},agent.bpffs.mount=false,gateway.http.host=::1",
+			on + ",gateway.capabilities.netRaw=false,gateway.xdp=auto,gateway.flows=2000000,gateway.devices={eth1},agent.bpffs.mount=false,gateway.http.host=::1",
 			[]string{"NET_ADMIN", "SYS_ADMIN", "SYS_NICE"},
 			[]string{"/var/lib/isthmus-gateway", "/run/isthmus-gateway", "/sys/fs/bpf"},
-			[]string{"--xdp=auto", "--device=eth1", "--http-listen=[::1]:9444"},
+			[]string{"--xdp=auto", "--flows=2000000", "--device=eth1", "--http-listen=[::1]:9444"},
 			0, "::1",
 		},
 		"nftables": {
