@@ -356,7 +356,7 @@ func away() time.Duration {
 func TestMemberComesBackEmpty(t *testing.T) {
 	const many = 6
 	w := newTestbed(t)
-	w.supervise("a", "one")
+	w.superviseWith("a", "one", 1)
 	w.awaitLeader("a/one")
 	for i := range many {
 		w.offer("c", fmt.Sprint("web-", i), "10.3.0.1")

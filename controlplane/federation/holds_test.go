@@ -25,9 +25,9 @@ import (
 func TestHoldsReachAllSupervisors(t *testing.T) {
 	const many = 6
 	w := newTestbed(t)
-	w.supervise("a", "one")
+	w.superviseWith("a", "one", 2)
 	w.awaitLeader("a/one")
-	w.supervise("b", "two")
+	w.superviseWith("b", "two", 2)
 	for i := range many {
 		w.offer("c", fmt.Sprint("web-", i), "10.3.0.1")
 	}

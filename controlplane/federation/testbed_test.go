@@ -189,8 +189,17 @@ func (w *testbed) secret(supervisor, id clusterset.ClusterID) *corev1.Secret {
 // supervise runs a supervisor process until the returned function is called or the test ends.
 func (w *testbed) supervise(id clusterset.ClusterID, pod string) (*federation.Federation, func()) {
 	w.t.Helper()
-	log := w.log(id)
-	f, err := newFederation(servers[id].Config(w.t), pod, log)
+	return w.superviseWith(id, pod, factor)
+}
+
+// superviseWith is supervise, with the times of the withdrawal guards multiplied by guards. The guards judge together what
+// vanishes within a second of the last, multiplied: where many objects must vanish in one step, 2 leaves a busy API server
+// the time.
+func (w *testbed) superviseWith(id clusterset.ClusterID, pod string, guards float64) (*federation.Federation, func()) {
+	w.t.Helper()
+	config := configOf(servers[id].Config(w.t), pod, w.log(id))
+	config.Reconcilers = federation.Reconcilers(namespace, guards, config.Log)
+	f, err := federation.New(config)
 	if err != nil {
 		w.t.Fatal(err)
 	}
