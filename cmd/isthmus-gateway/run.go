@@ -29,6 +29,10 @@ import (
 // closeTimeout bounds the drain. The gateway ends after it, even where neighbours still send packets here.
 const closeTimeout = 20 * time.Second
 
+// lastHandshakes is how long a drained gateway goes on exchanging flows after neighbours have moved their traffic. Connections whose
+// handshake was under way open here, by packets that the other gateway hands over, and the other gateway learns of them.
+const lastHandshakes = time.Second
+
 // gateway is the running process: its agent, and everything that answers the outside.
 type gateway struct {
 	cfg      Config
@@ -38,6 +42,8 @@ type gateway struct {
 	agent    *agent.Agent
 	mark     mark
 	log      *slog.Logger
+
+	lastHandshakes time.Duration // see the constant
 }
 
 // run runs a gateway until a signal ends it. SIGTERM and SIGINT drain it first; SIGHUP leaves traffic in place, for a
@@ -87,7 +93,7 @@ func newGateway(cfg Config, log *slog.Logger) (*gateway, error) {
 			return nil, fmt.Errorf("make a folder: %w", err)
 		}
 	}
-	g := &gateway{cfg: cfg, mark: mark(filepath.Join(cfg.RunDir, "serving")), log: log}
+	g := &gateway{cfg: cfg, mark: mark(filepath.Join(cfg.RunDir, "serving")), log: log, lastHandshakes: lastHandshakes}
 	var err error
 	if g.certs, err = certs.Open(cfg.Files, log); err != nil {
 		return nil, fmt.Errorf("%w; isthmusctl gateway certs makes them", err)
@@ -191,7 +197,7 @@ func (g *gateway) serve(ctx context.Context, leave func() error) error {
 	return group.Wait()
 }
 
-// close closes the agent. With drain, peers first receive all flows, and neighbours move their traffic.
+// close closes the agent. With drain, peers first receive all flows, neighbours move their traffic, and the last handshakes end.
 func (g *gateway) close(ctx context.Context, drain bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
@@ -199,7 +205,14 @@ func (g *gateway) close(ctx context.Context, drain bool) error {
 		return g.agent.Close(ctx, false)
 	}
 	g.exchange.PushAll(ctx)
-	return errors.Join(g.agent.Close(ctx, true), os.Remove(string(g.mark)))
+	err := g.agent.Close(ctx, true)
+	handshakes := time.NewTimer(g.lastHandshakes)
+	defer handshakes.Stop()
+	select {
+	case <-ctx.Done():
+	case <-handshakes.C:
+	}
+	return errors.Join(err, os.Remove(string(g.mark)))
 }
 
 // endpointLimits are those of the address for the controller and the peers. A client proves its identity after it connected, so

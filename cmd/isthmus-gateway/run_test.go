@@ -18,15 +18,19 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// opening is a fake balancer. Export sends the flows that a test puts into opens.
+// opening is a fake balancer. Export sends the flows that a test puts into opens. Close calls closing.
 type opening struct {
 	agent.Component
 	opens, imported chan flows.Flow
+	closing         func()
 }
 
 func (opening) Name() string { return desired.ComponentBalancer }
 
-func (opening) Close(context.Context, bool) error { return nil }
+func (o opening) Close(context.Context, bool) error {
+	o.closing()
+	return nil
+}
 
 func (o opening) Export(ctx context.Context, tell func(flows.Flow) error) error {
 	for {
@@ -77,55 +81,62 @@ func TestFlowsWhileDraining(t *testing.T) {
 	go func() { _ = peer.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = peer.Close() })
 
+	at := netip.MustParseAddrPort("198.51.100.7:80")
+	flow := flows.Flow{Protocol: "TCP", Client: at, VIP: at, Backend: at, Source: at}
 	balancer := opening{opens: make(chan flows.Flow), imported: make(chan flows.Flow, 1)}
+	opens := func(when string) {
+		within(t, "a connection opens "+when, func(late <-chan time.Time) bool {
+			select {
+			case balancer.opens <- flow:
+				return true
+			case <-late:
+				return false
+			}
+		})
+		within(t, "the peer receives the flow that opened "+when, func(late <-chan time.Time) bool {
+			select {
+			case <-pushed:
+				return true
+			case <-late:
+				return false
+			}
+		})
+	}
+	closed := make(chan struct{})
+	balancer.closing = func() {
+		defer close(closed)
+		opens("while neighbours move their traffic")
+		// The controller is not a peer, and gets that answer. Its own requests get none.
+		for path, want := range map[string]int{flows.Path: http.StatusForbidden, "/v1/state": 0} {
+			code := 0
+			if resp, err := client.Get("https://" + cfg.Listen + path); err == nil {
+				code = resp.StatusCode
+				_ = resp.Body.Close()
+			}
+			if code != want {
+				t.Errorf("%s: %d, want %d", path, code, want)
+			}
+		}
+	}
 	exchange := flows.New(balancer, own, slog.New(slog.DiscardHandler))
 	exchange.SetPeers([]desired.PeerGateway{{URL: "https://" + l.Addr().String(), Name: "gw-1"}})
 	a, err := agent.New(agent.Config{Cluster: "a", Balancer: balancer, Flows: exchange, StatePath: cfg.statePath(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := netip.MustParseAddrPort("198.51.100.7:80")
-	flow := flows.Flow{Protocol: "TCP", Client: at, VIP: at, Backend: at, Source: at}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		g := gateway{cfg: cfg, log: slog.New(slog.DiscardHandler), certs: own, balancer: balancer, exchange: exchange, agent: a, mark: mark(t.TempDir() + "/serving")}
-		done <- g.serve(ctx, func() error {
-			if err := a.Close(t.Context(), true); err != nil {
-				return err
-			}
-			within(t, "a connection opens", func(late <-chan time.Time) bool {
-				select {
-				case balancer.opens <- flow:
-					return true
-				case <-late:
-					return false
-				}
-			})
-			within(t, "the peer receives the flow", func(late <-chan time.Time) bool {
-				select {
-				case <-pushed:
-					return true
-				case <-late:
-					return false
-				}
-			})
-			// The controller is not a peer, and gets that answer. Its own requests get none.
-			for path, want := range map[string]int{flows.Path: http.StatusForbidden, "/v1/state": 0} {
-				code := 0
-				if resp, err := client.Get("https://" + cfg.Listen + path); err == nil {
-					code = resp.StatusCode
-					_ = resp.Body.Close()
-				}
-				if code != want {
-					t.Errorf("%s: %d, want %d", path, code, want)
-				}
-			}
-			return nil
-		})
+		g := gateway{
+			cfg: cfg, log: slog.New(slog.DiscardHandler), certs: own, balancer: balancer, exchange: exchange, agent: a,
+			mark: mark(t.TempDir() + "/serving"), lastHandshakes: 3 * time.Second,
+		}
+		done <- g.serve(ctx, func() error { return g.close(t.Context(), true) })
 	}()
 	await(t, "https://"+cfg.HTTPListen+"/healthz", 200)
 	stop()
+	<-closed
+	opens("after they have")
 	if err := <-done; err != nil {
 		t.Error(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -465,6 +466,44 @@ func TestHandshakesThatMove(t *testing.T) {
 	if n := w.refusals(1)["no_flow"] + w.refusals(0)["no_flow"]; n > 0 {
 		t.Errorf("%d packets found no flow", n)
 	}
+}
+
+// The gateways take over from each other twenty times, the packets from backends first, while clients connect. No connection
+// fails: those whose handshake is under way are handed over.
+func TestTakeovers(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	w.applySlots(state(desired.SNAT, 1, 2, 3, 4), alternate)
+	w.exchange(0, 1)
+	w.exchange(1, 0)
+	w.lead(0)
+	connecting, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	var all atomic.Int64
+	for f := range vips {
+		for range 4 {
+			running.Go(func() {
+				for connecting.Err() == nil {
+					all.Add(1)
+					c, err := w.dial("tcp", f, servedPort, 0)
+					if err == nil {
+						_, _, err = c.ask("hello")
+						_ = c.Close()
+					}
+					if err != nil {
+						t.Errorf("%s: %v", families[f], err)
+					}
+				}
+			})
+		}
+	}
+	for i := range 20 {
+		before := all.Load()
+		w.until(func() bool { return all.Load() > before+200 }, "clients connect")
+		w.lead(1 - i%2)
+	}
+	stop()
+	running.Wait()
 }
 
 // exchange sends a gateway's flows to the other one until the test ends.
