@@ -67,7 +67,7 @@ func newLabOver(t *testing.T, family int, cfg frr.Config, peer frr.Peer) *lab {
 	t.Helper()
 	l := &lab{Lab: announcertest.NewLab(t, both[:]...)}
 	cfg.ASN, cfg.RouterID = routerASN, edge.Router[0]
-	for i := range edge.Gateways {
+	for i := range l.Gateways {
 		p := peer
 		p.Addr = edge.Gateways[i][family]
 		if p.ASN == 0 {
@@ -128,7 +128,7 @@ func (l *lab) awaitRoutes(t *testing.T, vip netip.Addr, gateways ...int) {
 	t.Helper()
 	announcertest.Eventually(t, func() string {
 		have := l.routes(t, vip)
-		for i := range edge.Gateways {
+		for i := range l.Gateways {
 			if _, ok := have[i]; ok != slices.Contains(gateways, i) {
 				return fmt.Sprintf("routes to %s are %+v, want those from gateways %v", vip, have, gateways)
 			}

@@ -206,11 +206,14 @@ func peersOf(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (peers []*v1al
 func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, peers []*v1alpha1.GatewayNode, vips []desired.VIP) (desired.State, desired.Faults, error) {
 	s := desired.State{
 		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned || n.DeletionTimestamp != nil,
-		Slots: slots(n, peers), VIPs: vips,
+		VIPs: vips,
 	}
+	var names []string
 	for _, o := range peers {
+		names = append(names, o.Name)
 		s.Peers = append(s.Peers, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o), Address: peerAddress(o)})
 	}
+	s.Slots = desired.Slots(n.Name, names)
 	var err error
 	if n.Spec.BGP != nil {
 		if s.BGP, err = w.bgp(ctx, n.Spec.BGP); err != nil {

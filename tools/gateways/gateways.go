@@ -131,9 +131,9 @@ func Up(ctx context.Context, cfg Config) (e *Edge, err error) {
 	if err := e.join(cfg.Lab); err != nil {
 		return e, fmt.Errorf("join the router to the lab: %w", err)
 	}
-	peers := make([]frr.Peer, 0, len(edge.Gateways))
-	for _, g := range edge.Gateways {
-		peers = append(peers, frr.Peer{Addr: g[0], ASN: GatewayASN, BFDMillis: 100})
+	peers := make([]frr.Peer, 0, len(e.Gateways))
+	for i := range e.Gateways {
+		peers = append(peers, frr.Peer{Addr: edge.Gateways[i][0], ASN: GatewayASN, BFDMillis: 100})
 	}
 	if e.Router, err = frr.Start(ctx, e.Lab.Router, frr.Config{ASN: RouterASN, RouterID: edge.Router[0], Peers: peers}); err != nil {
 		return e, err

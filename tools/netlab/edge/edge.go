@@ -1,5 +1,5 @@
-// Package edge builds the edge of a cluster from network namespaces: a client, a router, and two gateways on one switch,
-// so that the router does not notice when a gateway's cable is cut. Both gateways can answer at VIPs; a probe counts what
+// Package edge builds the edge of a cluster from network namespaces: a client, a router, and two or three gateways on one
+// switch, so that the router does not notice when a gateway's cable is cut. Gateways can answer at VIPs; a probe counts what
 // a client sees.
 package edge
 
@@ -18,9 +18,10 @@ import (
 // Addresses; each device has one of both families.
 var (
 	Router   = [2]netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("fd99::1")} // on the side of the gateways
-	Gateways = [2][2]netip.Addr{
+	Gateways = [3][2]netip.Addr{
 		{netip.MustParseAddr("10.99.0.11"), netip.MustParseAddr("fd99::11")},
 		{netip.MustParseAddr("10.99.0.12"), netip.MustParseAddr("fd99::12")},
+		{netip.MustParseAddr("10.99.0.13"), netip.MustParseAddr("fd99::13")},
 	}
 	// Device is the gateways' device towards the router.
 	Device = "eth0"
@@ -35,13 +36,20 @@ var subnet = [2]int{24, 64}
 // Lab is an edge. The caller closes it.
 type Lab struct {
 	Client, Router *netlab.Namespace
-	Gateways       [2]*netlab.Namespace
+	Gateways       []*netlab.Namespace
 }
 
-// New builds an edge without announcements.
-func New() (*Lab, error) {
-	l := &Lab{}
-	for _, ns := range []**netlab.Namespace{&l.Client, &l.Router, &l.Gateways[0], &l.Gateways[1]} {
+// New builds an edge with two gateways, without announcements.
+func New() (*Lab, error) { return Of(2) }
+
+// Of builds an edge with up to three gateways, without announcements.
+func Of(gateways int) (*Lab, error) {
+	l := &Lab{Gateways: make([]*netlab.Namespace, gateways)}
+	all := []**netlab.Namespace{&l.Client, &l.Router}
+	for i := range l.Gateways {
+		all = append(all, &l.Gateways[i])
+	}
+	for _, ns := range all {
 		var err error
 		if *ns, err = netlab.NewNamespace(); err != nil {
 			return nil, errors.Join(err, l.Close())
@@ -61,7 +69,7 @@ func New() (*Lab, error) {
 // Close removes the edge.
 func (l *Lab) Close() error {
 	var errs []error
-	for _, ns := range []*netlab.Namespace{l.Client, l.Router, l.Gateways[0], l.Gateways[1]} {
+	for _, ns := range append([]*netlab.Namespace{l.Client, l.Router}, l.Gateways...) {
 		if ns != nil {
 			errs = append(errs, ns.Close())
 		}
