@@ -102,7 +102,7 @@ func Prepare(ctx context.Context, cfg Config) error {
 func (cfg Config) cloud(namespace string) *neutron.Cloud {
 	return neutron.Open(neutron.Config{
 		Dir: filepath.Join(cfg.Dir, "cloud"), Namespace: namespace, Addr: topology.FabricIPv4.Addr(),
-		External: External, Internal: internal, Gateways: slices.Clone(edge.Gateways[:len(e.Gateways)]), TrustTokens: true, Progress: cfg.Progress,
+		External: External, Internal: internal, Gateways: slices.Clone(edge.Gateways[:2]), TrustTokens: true, Progress: cfg.Progress,
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/netlab/traffic"
 )
 
 const (
@@ -36,20 +37,20 @@ func vips(numbers ...int) (all []desired.VIP) {
 // death opens connections of each return path and kind through the preferred gateway of a group. Then two servers are
 // added, one drains, and the gateway dies, agent and cable. It returns the connections that do not continue through the
 // other gateway.
-func (g *group) death(ctx context.Context) (all []broken, err error) {
+func (g *group) death(ctx context.Context) (all []traffic.Broken, err error) {
 	if err := g.reconfigureAll(ctx, vips(0, 1, 2, 3, 4, 5, 6, 7)); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(g.awaitRoute(ctx, 1), g.awaitBestRoute(ctx, 0)); err != nil {
 		return nil, err
 	}
-	c, err := newConnections(ctx, g.Client, g.servers)
+	c, err := traffic.NewConnections(ctx, g.Client, g.servers, served)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, c.close()) }()
+	defer func() { err = errors.Join(err, c.Close()) }()
 	for _, w := range ways {
-		if err := c.open(ctx, w.name, netip.AddrPortFrom(w.vip, served), open); err != nil {
+		if err := c.Open(ctx, w.name, netip.AddrPortFrom(w.vip, served), open); err != nil {
 			return nil, fmt.Errorf("%s: %w", w.name, err)
 		}
 	}
@@ -73,7 +74,7 @@ func (g *group) death(ctx context.Context) (all []broken, err error) {
 	if err := errors.Join(g.Cut(0), g.agents[0].Kill()); err != nil {
 		return nil, err
 	}
-	all = c.broken(time.Now())
+	all = c.Broken(time.Now())
 	return all, g.awaitBestRoute(ctx, 1)
 }
 

@@ -74,8 +74,8 @@ func once(ctx context.Context, p *programs, balancer desired.Balancer, seen *who
 		return fmt.Errorf("death of a gateway: %w", err)
 	}
 	for _, b := range all {
-		if seen.broken[b.way]++; seen.broken[b.way] <= 3 {
-			say("a connection (%s, %s) is broken: %v", b.way, b.habit, b.why)
+		if seen.broken[b.Name]++; seen.broken[b.Name] <= 3 {
+			say("a connection is broken: %v", b)
 		}
 	}
 	seen.opened += open

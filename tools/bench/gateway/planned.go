@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+	"github.com/isthmus-net/isthmus/tools/netlab/traffic"
 )
 
 const (
@@ -347,13 +348,13 @@ func disturb(ctx context.Context, p *programs, balancer desired.Balancer, seen *
 	if err := errors.Join(g.awaitRoute(ctx, 1), g.awaitBestRoute(ctx, 0)); err != nil {
 		return err
 	}
-	c, err := newConnections(ctx, g.Client, g.servers)
+	c, err := traffic.NewConnections(ctx, g.Client, g.servers, served)
 	if err != nil {
 		return err
 	}
-	g.undo = append(g.undo, c.close)
+	g.undo = append(g.undo, c.Close)
 	for _, w := range ways {
-		if err := c.open(ctx, w.name, netip.AddrPortFrom(w.vip, served), lasting); err != nil {
+		if err := c.Open(ctx, w.name, netip.AddrPortFrom(w.vip, served), lasting); err != nil {
 			return fmt.Errorf("%s: %w", w.name, err)
 		}
 		seen.opened += lasting
@@ -371,12 +372,12 @@ func disturb(ctx context.Context, p *programs, balancer desired.Balancer, seen *
 			say("  %v", err)
 		}
 	}
-	broken := c.broken(time.Now())
+	broken := c.Broken(time.Now())
 	for _, b := range broken[:min(3, len(broken))] {
-		say("a connection (%s, %s) is broken: %v", b.way, b.habit, b.why)
+		say("a connection is broken: %v", b)
 	}
 	seen.broken += len(broken)
-	say("%d connections broken of %d", len(broken), len(c.all))
+	say("%d connections broken of %d", len(broken), c.Count())
 	return nil
 }
 

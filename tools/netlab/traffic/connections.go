@@ -1,4 +1,5 @@
-package gateway
+// Package traffic has connections whose every break is noticed: idle ones, downloads and uploads.
+package traffic
 
 import (
 	"bufio"
@@ -32,35 +33,40 @@ const (
 	beat = 250 * time.Millisecond
 	// recovery is how long a connection may take to continue, with time for TCP retransmissions.
 	recovery = 20 * time.Second
+	// poll is the time between two looks at a condition.
+	poll = 20 * time.Millisecond
 )
 
-// connection is a connection between a client and a server, both in this process. A message is its sending time, in ns
+// Connection is a connection between a client and a server, both in this process. A message is its sending time, in ns
 // since 1970, in 8 bytes.
-type connection struct {
+type Connection struct {
 	net.Conn
-	way, habit string
+	Name   string         // of those that were opened together
+	Source netip.AddrPort // that the server sees
+
+	habit      string
 	heard      atomic.Int64 // the last message received
 	ended      chan struct{}
 	err        error // why it ended; read after the end
 }
 
-// connections are a server and the client's connections to it.
-type connections struct {
+// Connections are a server and the client's connections to it. The caller closes them.
+type Connections struct {
 	client  *netlab.Namespace
 	serving sync.WaitGroup
 	stop    func() error // stops listening
 
 	mu   sync.Mutex // guards what follows
-	all  []*connection
+	all  []*Connection
 	ends []net.Conn // ends at the server
 }
 
-// newConnections starts the server at all of its addresses.
-func newConnections(ctx context.Context, client, server *netlab.Namespace) (*connections, error) {
-	s := &connections{client: client}
+// NewConnections starts the server at all of its addresses.
+func NewConnections(ctx context.Context, client, server *netlab.Namespace, port uint16) (*Connections, error) {
+	s := &Connections{client: client}
 	var l net.Listener
 	if err := server.Do(func() (err error) {
-		l, err = new(net.ListenConfig).Listen(ctx, "tcp4", fmt.Sprintf(":%d", served))
+		l, err = new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
 		return err
 	}); err != nil {
 		return nil, err
@@ -81,8 +87,15 @@ func newConnections(ctx context.Context, client, server *netlab.Namespace) (*con
 	return s, nil
 }
 
-// close ends everything.
-func (s *connections) close() error {
+// Count returns the number of connections that were opened.
+func (s *Connections) Count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.all)
+}
+
+// Close ends everything.
+func (s *Connections) Close() error {
 	err := s.stop()
 	s.mu.Lock()
 	for _, c := range s.all {
@@ -98,13 +111,14 @@ func (s *connections) close() error {
 
 // talk serves a connection, on which the client first sends its number. A failure here also fails at the client, which
 // counts it.
-func (s *connections) talk(end net.Conn) {
+func (s *Connections) talk(end net.Conn) {
 	var number int64
 	if binary.Read(end, binary.BigEndian, &number) != nil {
 		return
 	}
 	s.mu.Lock()
 	c := s.all[number]
+	c.Source = end.RemoteAddr().(*net.TCPAddr).AddrPort()
 	s.mu.Unlock()
 	if say(end) != nil {
 		return
@@ -147,15 +161,15 @@ func listen(to io.Reader, last *atomic.Int64) error {
 	}
 }
 
-// open opens n connections to an address, with the kinds of traffic in turn. All of them have been answered.
-func (s *connections) open(ctx context.Context, way string, to netip.AddrPort, n int) error {
+// Open opens n connections to an address, with the kinds of traffic in turn. All of them have been answered.
+func (s *Connections) Open(ctx context.Context, name string, to netip.AddrPort, n int) error {
 	return s.client.Do(func() error {
 		for i := range n {
-			c, err := new(net.Dialer).DialContext(ctx, "tcp4", to.String())
+			c, err := new(net.Dialer).DialContext(ctx, "tcp", to.String())
 			if err != nil {
 				return err
 			}
-			if err := s.begin(&connection{Conn: c, way: way, habit: habits[i%len(habits)], ended: make(chan struct{})}); err != nil {
+			if err := s.begin(&Connection{Conn: c, Name: name, habit: habits[i%len(habits)], ended: make(chan struct{})}); err != nil {
 				return err
 			}
 		}
@@ -163,7 +177,7 @@ func (s *connections) open(ctx context.Context, way string, to netip.AddrPort, n
 	})
 }
 
-func (s *connections) begin(c *connection) error {
+func (s *Connections) begin(c *Connection) error {
 	s.mu.Lock()
 	s.all = append(s.all, c)
 	number := int64(len(s.all) - 1)
@@ -185,7 +199,7 @@ func (s *connections) begin(c *connection) error {
 }
 
 // goesOn returns nil if a message sent after the given time arrives at the other end. An idle client sends one now.
-func (c *connection) goesOn(after time.Time) error {
+func (c *Connection) goesOn(after time.Time) error {
 	if c.habit == silent {
 		var word int64
 		return errors.Join(c.SetDeadline(time.Now().Add(recovery)), say(c), binary.Read(c, binary.BigEndian, &word))
@@ -205,8 +219,8 @@ func (c *connection) goesOn(after time.Time) error {
 	return nil
 }
 
-// broken returns the connections over which no message sent after the given time arrives.
-func (s *connections) broken(after time.Time) (all []broken) {
+// Broken returns the connections over which no message sent after the given time arrives.
+func (s *Connections) Broken(after time.Time) (all []Broken) {
 	var mu sync.Mutex // guards all
 	var group errgroup.Group
 	for _, c := range s.all {
@@ -214,7 +228,7 @@ func (s *connections) broken(after time.Time) (all []broken) {
 			if err := c.goesOn(after); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				all = append(all, broken{c, err})
+				all = append(all, Broken{c, err})
 			}
 			return nil
 		})
@@ -223,8 +237,12 @@ func (s *connections) broken(after time.Time) (all []broken) {
 	return all
 }
 
-// broken is a connection that does not continue, with the reason.
-type broken struct {
-	*connection
-	why error
+// Broken is a connection that does not continue, with the reason.
+type Broken struct {
+	*Connection
+	Why error
+}
+
+func (b Broken) String() string {
+	return fmt.Sprintf("%s, %s, from %s, which the server sees as %s: %v", b.Name, b.habit, b.LocalAddr(), b.Source, b.Why)
 }
