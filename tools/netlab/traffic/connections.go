@@ -44,10 +44,10 @@ type Connection struct {
 	Name   string         // of those that were opened together
 	Source netip.AddrPort // that the server sees
 
-	habit      string
-	heard      atomic.Int64 // the last message received
-	ended      chan struct{}
-	err        error // why it ended; read after the end
+	habit string
+	heard atomic.Int64 // the last message received
+	ended chan struct{}
+	err   error // why it ended; read after the end
 }
 
 // Connections are a server and the client's connections to it. The caller closes them.

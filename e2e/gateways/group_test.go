@@ -1,0 +1,351 @@
+package gateways_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/ebpf"
+	"github.com/isthmus-net/isthmus/gateway/vrrp"
+	"github.com/isthmus-net/isthmus/tools/await"
+	"github.com/isthmus-net/isthmus/tools/gateways"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+	"github.com/isthmus-net/isthmus/tools/netlab/frr"
+)
+
+// Addresses by family. The servers are one machine behind the router, which has all of their addresses.
+var (
+	families  = [2]string{"IPv4", "IPv6"}
+	clients   = [2]netip.Prefix{netip.MustParsePrefix("10.98.0.0/24"), netip.MustParsePrefix("fd98::/64")} // those of package edge
+	trunk     = [2][2]netip.Prefix{pair("10.96.0.1/30", "10.96.0.2/30"), pair("fd96::1/126", "fd96::2/126")}
+	serverNet = [2]netip.Prefix{netip.MustParsePrefix("10.96.1.0/24"), netip.MustParsePrefix("fd96:0:0:1::/64")}
+	// A VIP that VRRP announces is one of the gateways' network.
+	routedVIPs = [2]netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8::10")}
+	sharedVIPs = [2]netip.Addr{netip.MustParseAddr("10.99.0.100"), netip.MustParseAddr("fd99::100")}
+)
+
+const (
+	routerASN, gatewayASN = 65000, 65010
+	agentPort             = 9479
+	// wayBack is the router's table for packets from servers to clients.
+	wayBack = 100
+	servers = 8
+	// held and asked are the ports of connections that stay open, and of short ones.
+	held, asked = 8080, 8081
+	// failureMillis is the interval of BFD packets and of VRRP's advertisements, of which three may be lost.
+	failureMillis = 100
+)
+
+func pair(a, b string) [2]netip.Prefix {
+	return [2]netip.Prefix{netip.MustParsePrefix(a), netip.MustParsePrefix(b)}
+}
+
+// server returns the address of a server, from 0 on.
+func server(family, n int) netip.Addr {
+	b := serverNet[family].Addr().AsSlice()
+	b[len(b)-1] = byte(n + 1)
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// group is a group of gateways of one cell.
+type group struct {
+	*edge.Lab
+	cell
+	t          *testing.T
+	servers    *netlab.Namespace
+	agents     []*gateways.Process
+	folders    []string
+	certs      certs.Folder
+	controller []*http.Client
+	generation uint64
+}
+
+// newGroup starts the gateways of a cell, with their state, and returns when all serve that ought to.
+func newGroup(t *testing.T, c cell) *group {
+	t.Helper()
+	g := &group{cell: c, t: t, certs: certs.Folder{Path: filepath.Join(t.TempDir(), "certs")}}
+	order := certs.Order{Identities: []string{certs.Controller}, Life: 24 * time.Hour}
+	for i := range c.announce.gateways {
+		order.Identities = append(order.Identities, name(i))
+	}
+	_, err := g.certs.Update(order, time.Now())
+	g.check(err)
+	g.Lab, err = edge.Of(c.announce.gateways)
+	g.check(err)
+	t.Cleanup(func() { g.check(g.Close()) })
+	g.joinServers()
+	g.startRouter()
+	for i := range g.Gateways {
+		g.prepare(i)
+		g.start(i)
+	}
+	for i := range g.Gateways {
+		g.apply(i)
+	}
+	g.awaitServing(g.announce.serving(g.all())...)
+	return g
+}
+
+func name(i int) string { return fmt.Sprint("gateway-", i+1) }
+
+func (g *group) check(err error) {
+	g.t.Helper()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// all returns the numbers of all gateways.
+func (g *group) all() (numbers []int) {
+	for i := range g.Gateways {
+		numbers = append(numbers, i)
+	}
+	return numbers
+}
+
+// joinServers connects the servers behind the router. Their packets to clients go by wayBack.
+func (g *group) joinServers() {
+	g.t.Helper()
+	var err error
+	g.servers, err = netlab.NewNamespace()
+	g.check(err)
+	g.t.Cleanup(func() { g.check(g.servers.Close()) })
+	ends := trunk[g.family]
+	g.check(errors.Join(g.Router.Connect(g.servers, ends[0], ends[1]), g.Router.RouteTo(serverNet[g.family], ends[1].Addr()), g.servers.Route(ends[0].Addr())))
+	for n := range servers {
+		g.check(g.servers.Own(server(g.family, n)))
+	}
+	g.check(g.Router.Do(func() error {
+		back := netlink.NewRule()
+		back.Family, back.IifName, back.Table = g.netlinkFamily(), netlab.DeviceName(ends[0]), wayBack
+		if err := netlink.RuleAdd(back); err != nil {
+			return fmt.Errorf("packets of servers: %w", err)
+		}
+		// By addresses and ports, so that both directions of a connection may take different ways.
+		for _, path := range []string{"ipv4", "ipv6"} {
+			if err := os.WriteFile("/proc/sys/net/"+path+"/fib_multipath_hash_policy", []byte("1"), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+func (g *group) netlinkFamily() int { return [2]int{netlink.FAMILY_V4, netlink.FAMILY_V6}[g.family] }
+
+// startRouter makes the router lead packets to the VIP and back through gateways: those that announce it by BGP, or the owner of the
+// VIP.
+func (g *group) startRouter() {
+	g.t.Helper()
+	if g.announce.by == desired.ByVRRP {
+		to, err := netlink.ParseIPNet(clients[g.family].String())
+		g.check(err)
+		g.check(g.Router.Do(func() error {
+			link, err := netlink.LinkByName("br0")
+			if err != nil {
+				return err
+			}
+			return netlink.RouteAdd(&netlink.Route{Dst: to, Gw: g.vip().AsSlice(), LinkIndex: link.Attrs().Index, Table: wayBack})
+		}))
+		return
+	}
+	cfg := frr.Config{ASN: routerASN, RouterID: edge.Router[0], Followers: []frr.Follower{{To: clients[g.family], VIP: g.vip(), Table: wayBack}}}
+	if g.announce.equal {
+		cfg.Paths = len(g.Gateways)
+	}
+	for i := range g.Gateways {
+		cfg.Peers = append(cfg.Peers, frr.Peer{Addr: edge.Gateways[i][g.family], ASN: gatewayASN, BFDMillis: failureMillis})
+	}
+	router, err := frr.Start(g.t.Context(), g.Router, cfg)
+	g.check(err)
+	g.t.Cleanup(func() { g.check(router.Close()) })
+}
+
+// vip returns the only VIP.
+func (g *group) vip() netip.Addr {
+	if g.announce.by == desired.ByVRRP {
+		return sharedVIPs[g.family]
+	}
+	return routedVIPs[g.family]
+}
+
+// prepare creates what a gateway's agent and its controller need.
+func (g *group) prepare(i int) {
+	g.t.Helper()
+	g.folders, g.agents, g.controller = append(g.folders, g.t.TempDir()), append(g.agents, nil), append(g.controller, nil)
+	if g.balancer == desired.EBPF {
+		g.check(os.Mkdir(g.bpffs(i), 0o700))
+		unmount, err := netlab.MountBPFFS(g.bpffs(i))
+		g.check(err)
+		g.t.Cleanup(func() { g.check(errors.Join(ebpf.Remove(g.bpffs(i)), unmount())) })
+	}
+	own, err := certs.Open(g.certs.Files(certs.Controller), slog.New(slog.DiscardHandler))
+	g.check(err)
+	transport := &http.Transport{TLSClientConfig: own.Client(name(i)), DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+		err = g.Router.Do(func() error {
+			c, err = new(net.Dialer).DialContext(ctx, network, addr)
+			return err
+		})
+		return c, err
+	}}
+	g.controller[i] = &http.Client{Transport: transport, Timeout: 10 * time.Second}
+	g.t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		if g.agents[i] != nil {
+			g.check(g.agents[i].Kill())
+		}
+		g.check(g.Gateways[i].Do(func() error { return vrrp.Cleanup(context.Background(), filepath.Join(g.folders[i], "vrrp")) }))
+	})
+}
+
+func (g *group) bpffs(i int) string { return filepath.Join(g.folders[i], "bpf") }
+
+// start starts or restarts a gateway's agent, and returns when it answers.
+func (g *group) start(i int) {
+	g.t.Helper()
+	files, folder := g.certs.Files(name(i)), g.folders[i]
+	args := []string{
+		"run", "--cluster", "e2e", "--balancer", string(g.balancer), "--listen", g.endpoint(i),
+		"--ca", files.CA, "--cert", files.Cert, "--key", files.Key, "--state-dir", folder, "--run-dir", folder,
+	}
+	if g.balancer == desired.EBPF {
+		args = append(args, "--bpffs", g.bpffs(i), "--flows", strconv.Itoa(gateways.Connections))
+	}
+	var err error
+	g.agents[i], err = gateways.Start(g.t.Context(), g.Gateways[i], filepath.Join(folder, "log"), filepath.Join(programs, "isthmus-gateway"), args...)
+	g.check(err)
+	await.NoError(g.t, name(i)+" answers", func() error {
+		if !g.agents[i].Runs() {
+			g.t.Fatalf("%s has ended:\n%s", name(i), g.agents[i].Log())
+		}
+		return g.ask(i, http.MethodGet, "/v1/state", nil, new(desired.Status))
+	})
+}
+
+func (g *group) endpoint(i int) string {
+	return netip.AddrPortFrom(edge.Gateways[i][g.family], agentPort).String()
+}
+
+// ask sends a request to a gateway, as its controller.
+func (g *group) ask(i int, method, path string, body []byte, answer any) error {
+	request, err := http.NewRequestWithContext(g.t.Context(), method, "https://"+g.endpoint(i)+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	response, err := g.controller[i].Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	said, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", name(i), response.Status, said)
+	}
+	return json.Unmarshal(said, answer)
+}
+
+// apply gives a gateway its state.
+func (g *group) apply(i int) {
+	g.t.Helper()
+	g.generation++
+	s := desired.State{Cluster: "e2e", Group: "e2e", Balancer: g.balancer, VIPs: []desired.VIP{{Addr: g.vip(), Announce: g.announce.by, Return: g.way}}}
+	for _, port := range []uint16{held, asked} {
+		f := desired.Frontend{Service: "e2e/web", Protocol: "TCP", Port: port}
+		for n := range servers {
+			f.Backends = append(f.Backends, desired.Backend{Addr: server(g.family, n), Port: port, Weight: 1})
+		}
+		s.VIPs[0].Frontends = append(s.VIPs[0].Frontends, f)
+	}
+	var others []string
+	var addrs []netip.Addr // for VRRP
+	for o := range g.Gateways {
+		if o != i {
+			others, addrs = append(others, name(o)), append(addrs, edge.Gateways[o][0])
+			s.Peers = append(s.Peers, desired.PeerGateway{URL: "https://" + g.endpoint(o), Name: name(o), Address: edge.Gateways[o][g.family]})
+		}
+	}
+	s.Slots = desired.Slots(name(i), others)
+	if g.announce.by == desired.ByVRRP {
+		s.VRRP = &desired.VRRP{
+			Interface: edge.Device, Source: edge.Gateways[i][0], Peers: addrs, RouterID: 51, Priority: uint8(200 - 50*i), IntervalMillis: failureMillis,
+		}
+	} else {
+		s.BGP = &desired.BGP{ASN: gatewayASN, RouterID: edge.Gateways[i][0], GracefulRestart: 10, Peers: []desired.Peer{{
+			Addr: edge.Router[g.family], ASN: routerASN, BFD: &desired.BFD{IntervalMillis: failureMillis, Multiplier: 3},
+		}}}
+		if !g.announce.equal {
+			s.BGP.MED = new(uint32(50 * i))
+		}
+	}
+	request := desired.NewRequest(g.generation, s)
+	g.check(g.ask(i, http.MethodPost, "/v1/reconfigure", request.JSON(), new(desired.Status)))
+}
+
+// awaitServing waits until packets to the VIP go through exactly these gateways.
+func (g *group) awaitServing(want ...int) {
+	g.t.Helper()
+	await.NoError(g.t, fmt.Sprintf("gateways %v serve", want), func() error {
+		have, err := g.serving()
+		if err == nil && !slices.Equal(have, want) {
+			err = fmt.Errorf("gateways %v do", have)
+		}
+		return err
+	})
+}
+
+// serving returns the gateways through which the router leads packets to the VIP, sorted.
+func (g *group) serving() (have []int, err error) {
+	if g.announce.by == desired.ByVRRP {
+		for i := range g.Gateways {
+			has, err := g.Has(i, g.vip())
+			if err != nil {
+				return nil, err
+			}
+			if has {
+				have = append(have, i)
+			}
+		}
+		return have, nil
+	}
+	var routes []netlink.Route
+	err = g.Router.Do(func() (err error) {
+		dst, err := netlink.ParseIPNet(netip.PrefixFrom(g.vip(), g.vip().BitLen()).String())
+		if err == nil {
+			routes, err = netlink.RouteListFiltered(g.netlinkFamily(), &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+		}
+		return err
+	})
+	for i := range g.Gateways {
+		if slices.ContainsFunc(routes, func(r netlink.Route) bool { return leadsTo(&r, edge.Gateways[i][g.family]) }) {
+			have = append(have, i)
+		}
+	}
+	return have, err
+}
+
+// leadsTo reports whether a route leads to a gateway, maybe among others.
+func leadsTo(r *netlink.Route, to netip.Addr) bool {
+	return r.Gw.Equal(to.AsSlice()) || slices.ContainsFunc(r.MultiPath, func(h *netlink.NexthopInfo) bool { return h.Gw.Equal(to.AsSlice()) })
+}

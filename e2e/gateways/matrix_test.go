@@ -1,0 +1,251 @@
+package gateways_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/gateways"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+	"github.com/isthmus-net/isthmus/tools/netlab/traffic"
+)
+
+// announcement is how the router gets to know which gateways serve.
+type announcement struct {
+	name     string
+	by       desired.Announce
+	gateways int
+	equal    bool // all serve at once; else the first one that can
+}
+
+// serving returns those that serve of the gateways that can.
+func (a announcement) serving(able []int) []int {
+	if a.equal {
+		return able
+	}
+	return able[:1]
+}
+
+// cell is a combination of the matrix.
+type cell struct {
+	balancer desired.Balancer
+	way      desired.Return
+	announce announcement
+	family   int
+}
+
+func (c cell) String() string {
+	return fmt.Sprintf("%s, %s, %s, %s", c.balancer, c.way, c.announce.name, families[c.family])
+}
+
+// daily are the cells of make test.
+var daily = []string{
+	"ebpf, snat, BGP, 3 equal, IPv4", "ebpf, routed, VRRP, IPv6", "nftables, routed, BGP, 3 equal, IPv6", "nftables, masquerade, BGP, preferred, IPv4",
+}
+
+// matrix returns all cells.
+func matrix() (all []cell) {
+	for _, balancer := range []desired.Balancer{desired.EBPF, desired.NFTables} {
+		for _, way := range []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade} {
+			for _, announce := range []announcement{
+				{"BGP, 3 equal", desired.ByBGP, 3, true}, {"BGP, preferred", desired.ByBGP, 2, false}, {"VRRP", desired.ByVRRP, 2, false},
+			} {
+				for family := range families {
+					all = append(all, cell{balancer: balancer, way: way, announce: announce, family: family})
+				}
+			}
+		}
+	}
+	return all
+}
+
+const (
+	// lasting is the number of connections that are open when gateways go, and each is short ones in each phase: 10,000 of both.
+	lasting, each = 600, 1900
+	// longest bounds a short connection, with time for retransmissions.
+	longest = 15 * time.Second
+)
+
+var programs string // folder of the compiled gateway
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		if !netlab.IsRoot() {
+			return m.Run() // tests skip, or fail where they must not
+		}
+		var err error
+		if programs, err = os.MkdirTemp("", "isthmus-gateways-*"); err == nil {
+			defer os.RemoveAll(programs)
+			err = gateways.Build(context.Background(), programs, "isthmus-gateway")
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+// A gateway with connections dies, joins again, is drained, and joins again. No connection breaks and none fails, but for those that a
+// gateway which masquerades had when it died.
+func TestGatewaysComeAndGo(t *testing.T) {
+	netlab.Privileged(t)
+	for _, c := range matrix() {
+		if os.Getenv("ISTHMUS_FULL_LENGTH") == "" && !slices.Contains(daily, c.String()) {
+			continue
+		}
+		t.Run(c.String(), func(t *testing.T) { c.run(t) })
+	}
+}
+
+func (c cell) run(t *testing.T) {
+	t.Helper()
+	g := newGroup(t, c)
+	open, err := traffic.NewConnections(t.Context(), g.Client, g.servers, held)
+	g.check(err)
+	t.Cleanup(func() { g.check(open.Close()) })
+	g.check(open.Open(t.Context(), c.String(), netip.AddrPortFrom(g.vip(), held), lasting))
+	short := g.connect()
+	others := g.all()[1:]
+
+	short.await(each)
+	died := time.Now()
+	g.check(errors.Join(g.Cut(0), g.agents[0].Kill()))
+	g.awaitServing(c.announce.serving(others)...)
+	out := time.Now()
+	short.await(each)
+	g.check(g.Mend(0))
+	g.start(0)
+	g.awaitServing(c.announce.serving(g.all())...)
+	short.await(each)
+	g.check(g.agents[0].Stop())
+	g.awaitServing(c.announce.serving(others)...)
+	short.await(each)
+	g.start(0)
+	g.awaitServing(c.announce.serving(g.all())...)
+	short.await(each)
+
+	all, failed := short.end()
+	lost := 0
+	for _, f := range failed {
+		if c.way == desired.Masquerade && f.begun.Before(out) && f.ended.After(died) {
+			lost++ // perhaps one of the gateway that died
+			continue
+		}
+		t.Errorf("a connection, %s after the death, failed after %s: %v", f.begun.Sub(died), f.ended.Sub(f.begun), f.err)
+	}
+	broken := 0
+	for _, b := range open.Broken(time.Now()) {
+		if c.way == desired.Masquerade && b.Source.Addr() == edge.Gateways[0][c.family] {
+			lost++
+			continue
+		}
+		if broken++; broken <= 3 {
+			t.Errorf("an open connection is broken: %v", b)
+		}
+	}
+	t.Logf("%d short connections, %d failed; %d open ones, %d broken; %d lost with the gateway that died", all, len(failed), open.Count(), broken, lost)
+}
+
+// failure is a short connection that failed.
+type failure struct {
+	begun, ended time.Time
+	err          error
+}
+
+// connecting are clients of the VIP.
+type connecting struct {
+	stop    context.CancelFunc
+	running sync.WaitGroup
+	close   func() error
+	all     atomic.Int64
+
+	mu     sync.Mutex
+	failed []failure
+}
+
+// connect starts clients that connect all the time, and servers that echo.
+func (g *group) connect() *connecting {
+	g.t.Helper()
+	var l net.Listener
+	g.check(g.servers.Do(func() (err error) {
+		l, err = net.Listen("tcp", fmt.Sprintf(":%d", asked))
+		return err
+	}))
+	ctx, stop := context.WithCancel(g.t.Context())
+	c := &connecting{stop: stop, close: l.Close}
+	g.t.Cleanup(func() { c.end() })
+	go echo(l)
+	for range 4 {
+		c.running.Go(func() {
+			for ctx.Err() == nil {
+				begun := time.Now()
+				if err := g.once(); err != nil {
+					c.mu.Lock()
+					c.failed = append(c.failed, failure{begun, time.Now(), err})
+					c.mu.Unlock()
+				}
+				c.all.Add(1)
+			}
+		})
+	}
+	return c
+}
+
+func echo(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			_ = c.SetDeadline(time.Now().Add(2 * longest))
+			_, _ = io.Copy(c, c)
+			_ = c.Close()
+		}()
+	}
+}
+
+// once connects, asks and hears the answer.
+func (g *group) once() error {
+	var c net.Conn
+	if err := g.Client.Do(func() (err error) {
+		c, err = (&net.Dialer{Timeout: longest}).Dial("tcp", netip.AddrPortFrom(g.vip(), asked).String())
+		return err
+	}); err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(longest))
+	var word int64
+	return errors.Join(binary.Write(c, binary.BigEndian, time.Now().UnixNano()), binary.Read(c, binary.BigEndian, &word))
+}
+
+// await waits for so many more connections.
+func (c *connecting) await(n int64) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := c.all.Load() + n; c.all.Load() < end; {
+		<-tick.C
+	}
+}
+
+// end ends the clients, and returns how many connections there were and those that failed.
+func (c *connecting) end() (all int64, failed []failure) {
+	c.stop()
+	c.running.Wait()
+	_ = c.close()
+	return c.all.Load(), c.failed
+}
