@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images release check unit test test-kernels test-kernels-arm64 test-images-arm64 test-release race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
+.PHONY: help generate build images release check unit test test-kernels test-kernels-arm64 test-images-arm64 test-gateways test-release race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test-kernels-arm64: ## the dataplane on Linux 6.1 and 6.12 for arm64, emulated
 
 test-images-arm64: ## every image's programs start on arm64, emulated
 	go run ./tools/images/start --architecture arm64
+
+test-gateways: ## gateways come and go under 10,000 connections: each balancer, return path, announcer and family
+	ISTHMUS_FULL_LENGTH=1 go run ./tools/test ./e2e/gateways
 
 test-release: ## a release of the commit, built twice for all platforms, has the same bytes
 	go run ./tools/release/twice
