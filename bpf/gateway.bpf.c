@@ -679,6 +679,11 @@ __noinline int open_flow(struct __sk_buff *skb, const struct packet *p, const st
 		verdict = hand_over(skb, p);
 		return verdict == TC_ACT_SHOT ? drop(0, GATEWAY_DROP_NO_FLOW) : verdict;
 	}
+	if (fe && !is_syn(p)) {
+		verdict = hand_to_keeper(skb, p);
+		if (verdict != TC_ACT_SHOT)
+			return verdict;
+	}
 	if (p->part == PART_LATER)
 		return refuse(skb, p, 0, DROP_REASON_FRAGMENT);
 	if (!fe)

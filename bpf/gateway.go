@@ -39,6 +39,8 @@ type (
 	GatewayConnKey = gatewayConnKey
 	// GatewayConn is its value. It has the flags of a Conn, and GatewayDoubleNAT and GatewayStandby.
 	GatewayConn = gatewayConn
+	// GatewayPeerFlow is the value of the map peer_flows, whose key is that of a client's packets.
+	GatewayPeerFlow = gatewayGatewayPeerFlow
 	// GatewayOpened is a record of the ring buffer opened.
 	GatewayOpened = gatewayGatewayOpened
 	// GatewayRefusalKey is the key of the map refusals, whose value is a count.
@@ -80,20 +82,21 @@ const (
 
 // The maps that only a gateway has, by the names they are pinned under. Its other maps have the names of a node's.
 const (
-	MapGatewayVIPs     = gatewayMapVips
-	MapGatewayTables   = gatewayMapTables
-	MapGatewaySources  = gatewayMapSources
-	MapGatewayMembers  = gatewayMapMembers
-	MapGatewayOrigins  = gatewayMapOrigins
-	MapGatewaySlots    = gatewayMapSlots
-	MapGatewayPeers    = gatewayMapPeers
-	MapHandedOver      = gatewayMapHandedOver
-	MapGatewaySettings = gatewayMapGatewaySettings
-	MapHalfOpen        = gatewayMapHalfOpen
-	MapGatewayOpened   = gatewayMapOpened
-	MapGatewayLost     = gatewayMapOpenedLost
-	MapXDPDevices      = gatewayMapXdpDevices
-	MapXDPSent         = gatewayMapXdpSent
+	MapGatewayVIPs      = gatewayMapVips
+	MapGatewayTables    = gatewayMapTables
+	MapGatewaySources   = gatewayMapSources
+	MapGatewayMembers   = gatewayMapMembers
+	MapGatewayOrigins   = gatewayMapOrigins
+	MapGatewaySlots     = gatewayMapSlots
+	MapGatewayPeers     = gatewayMapPeers
+	MapGatewayPeerFlows = gatewayMapPeerFlows
+	MapHandedOver       = gatewayMapHandedOver
+	MapGatewaySettings  = gatewayMapGatewaySettings
+	MapHalfOpen         = gatewayMapHalfOpen
+	MapGatewayOpened    = gatewayMapOpened
+	MapGatewayLost      = gatewayMapOpenedLost
+	MapXDPDevices       = gatewayMapXdpDevices
+	MapXDPSent          = gatewayMapXdpSent
 )
 
 // VarHalfOpenMax is the name of the gateway program's variable with the entries of MapHandshakes that a CPU fills with half-open

@@ -99,6 +99,19 @@ struct gateway_slot {
 };
 _Static_assert(sizeof(struct gateway_slot) == 12, "gateway_slot is 12 bytes");
 
+/* The address of a gateway: a value of `peers`. */
+struct gateway_peer {
+	__u8 addr[16] ADDR_ALIGNED;
+};
+_Static_assert(sizeof(struct gateway_peer) == 16, "gateway_peer is 16 bytes");
+
+/* Value of `peer_flows`, whose key is that of a client's packets: only this other gateway can continue the flow. */
+struct gateway_peer_flow {
+	struct gateway_peer keeper;
+	__u64 heard; /* when a packet or the gateway told of the flow, CLOCK_MONOTONIC in ns */
+};
+_Static_assert(sizeof(struct gateway_peer_flow) == 24, "gateway_peer_flow is 24 bytes");
+
 /* The only value of `gateway_settings`. */
 struct gateway_settings {
 	__u32 next_backend; /* the id of the next new backend. Only the agent uses it: no id is ever reused */

@@ -170,6 +170,15 @@ type gatewayGatewayOriginKey struct {
 	Pad   uint8
 }
 
+type gatewayGatewayPeerFlow struct {
+	_      structs.HostLayout
+	Keeper struct {
+		_    structs.HostLayout
+		Addr [16]uint8
+	}
+	Heard uint64
+}
+
 type gatewayGatewayScratch struct {
 	_      structs.HostLayout
 	Flow   gatewayConn
@@ -257,6 +266,7 @@ const (
 	gatewayMapOpened          = "opened"
 	gatewayMapOpenedLost      = "opened_lost"
 	gatewayMapOrigins         = "origins"
+	gatewayMapPeerFlows       = "peer_flows"
 	gatewayMapPeers           = "peers"
 	gatewayMapRefusals        = "refusals"
 	gatewayMapScratch         = "scratch"
@@ -345,6 +355,7 @@ type gatewayMapSpecs struct {
 	Opened          *ebpf.MapSpec `ebpf:"opened"`
 	OpenedLost      *ebpf.MapSpec `ebpf:"opened_lost"`
 	Origins         *ebpf.MapSpec `ebpf:"origins"`
+	PeerFlows       *ebpf.MapSpec `ebpf:"peer_flows"`
 	Peers           *ebpf.MapSpec `ebpf:"peers"`
 	Refusals        *ebpf.MapSpec `ebpf:"refusals"`
 	Scratch         *ebpf.MapSpec `ebpf:"scratch"`
@@ -407,6 +418,7 @@ type gatewayMaps struct {
 	Opened          *ebpf.Map `ebpf:"opened"`
 	OpenedLost      *ebpf.Map `ebpf:"opened_lost"`
 	Origins         *ebpf.Map `ebpf:"origins"`
+	PeerFlows       *ebpf.Map `ebpf:"peer_flows"`
 	Peers           *ebpf.Map `ebpf:"peers"`
 	Refusals        *ebpf.Map `ebpf:"refusals"`
 	Scratch         *ebpf.Map `ebpf:"scratch"`
@@ -442,6 +454,7 @@ func (m *gatewayMaps) Close() error {
 		m.Opened,
 		m.OpenedLost,
 		m.Origins,
+		m.PeerFlows,
 		m.Peers,
 		m.Refusals,
 		m.Scratch,

@@ -141,6 +141,14 @@ struct {
 	__type(value, __u64);
 } unknown_flows SEC(".maps");
 
+/* Flows of other gateways that replace clients' addresses by their own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 131072);
+	__type(key, struct conn_key);
+	__type(value, struct gateway_peer_flow);
+} peer_flows SEC(".maps");
+
 /* Empty is safe: the XDP program then passes every frame to the program at the ingress. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -9,6 +9,9 @@
  * gateways alike for a slot, owner before previous owner. So no packet circles, even while gateways have different
  * states.
  *
+ * A flow whose client was replaced by a gateway's own address stays with that gateway. It tells the others, which hand
+ * its clients' packets over for as long as it lives.
+ *
  * An answer to the client itself names no gateway, if several frontends have its backend and port. Nor does a client's
  * packet. All get a copy then.
  *
@@ -52,17 +55,17 @@ enum peer_found {
 	PEER_FOUND = 2,
 };
 
-/* Finds the link to a gateway. A gateway whose neighbour entry is not resolved is unreachable. The agents of gateways
- * talk to one another, so it is resolved. Returns an enum peer_found. Not static: see skip_extensions. */
-__noinline int find_peer(struct __sk_buff *skb, __u32 number, struct peer_link *to)
+/* Finds the link to a gateway at an address. A gateway whose neighbour entry is not resolved is unreachable. The agents
+ * of gateways talk to one another, so it is resolved. Returns an enum peer_found. Not static: see skip_extensions. */
+__noinline int find_link(struct __sk_buff *skb, const struct gateway_peer *peer, struct peer_link *to)
 {
-	__u8 *addr = bpf_map_lookup_elem(&peers, &number), there[16] ADDR_ALIGNED, none[16] ADDR_ALIGNED = {};
 	struct bpf_fib_lookup fib = { .tot_len = ANY_LENGTH, .ifindex = skb->ifindex };
+	__u8 there[16] ADDR_ALIGNED, none[16] ADDR_ALIGNED = {};
 	bool ipv6;
 
-	if (!addr || !to)
+	if (!peer || !to)
 		return PEER_NONE;
-	__builtin_memcpy(there, addr, sizeof(there));
+	__builtin_memcpy(there, peer->addr, sizeof(there));
 	write_mapped(none, last_word(there));
 	ipv6 = !same_addr(none, there);
 	__builtin_memset(none, 0, sizeof(none));
@@ -76,6 +79,17 @@ __noinline int find_peer(struct __sk_buff *skb, __u32 number, struct peer_link *
 	__builtin_memcpy(to->macs, fib.dmac, 6);
 	__builtin_memcpy(to->macs + 6, fib.smac, 6);
 	return PEER_FOUND;
+}
+
+/* Finds the link to a gateway by its number. */
+static __noinline int find_peer(struct __sk_buff *skb, __u32 number, struct peer_link *to)
+{
+	struct gateway_peer *peer = bpf_map_lookup_elem(&peers, &number), there;
+
+	if (!peer)
+		return PEER_NONE;
+	there = *peer;
+	return find_link(skb, &there, to);
 }
 
 /* Returns the number of the gateway that has handed this packet over, 0 for none. */
@@ -146,6 +160,41 @@ __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
 		return TC_ACT_SHOT;
 	sender = find_sender(skb);
 	if (sender == number || (sender && slot->owner))
+		return TC_ACT_SHOT;
+	if (p->part == PART_FIRST)
+		remember_fragment(p);
+	if (!lower_hops(skb, p) || bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0))
+		return TC_ACT_SHOT;
+	count_handed_over();
+	return bpf_redirect(to.ifindex, 0);
+}
+
+/* A flow of another gateway is forgotten when neither a packet nor the gateway has told of it for so long. */
+#define PEER_FLOW_NS (NS_PER_S * 300)
+
+/* Hands a client's packet over to the gateway that alone can continue its flow. Returns TC_ACT_SHOT if there is none,
+ * or it cannot be reached: then it is dead, and what happens next ends the connection. */
+__noinline int hand_to_keeper(struct __sk_buff *skb, const struct packet *p)
+{
+	struct gateway_peer_flow *flow;
+	struct gateway_peer keeper;
+	struct peer_link to = {};
+	struct conn_key key;
+	__u64 now = now_ns();
+
+	if (!p || !can_hand_over(p))
+		return TC_ACT_SHOT;
+	key = p->key;
+	flow = bpf_map_lookup_elem(&peer_flows, &key);
+	if (!flow || since(flow->heard, now) >= PEER_FLOW_NS)
+		return TC_ACT_SHOT;
+	keeper = flow->keeper;
+	flow->heard = now;
+	if (find_link(skb, &keeper, &to) != PEER_FOUND) {
+		bpf_map_delete_elem(&peer_flows, &key);
+		return TC_ACT_SHOT;
+	}
+	if (find_sender(skb))
 		return TC_ACT_SHOT;
 	if (p->part == PART_FIRST)
 		remember_fragment(p);

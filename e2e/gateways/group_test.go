@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
@@ -168,7 +169,7 @@ func (g *group) startRouter() {
 		}))
 		return
 	}
-	cfg := frr.Config{ASN: routerASN, RouterID: edge.Router[0], Followers: []frr.Follower{{To: clients[g.family], VIP: g.vip(), Table: wayBack}}}
+	cfg := frr.Config{ASN: routerASN, RouterID: edge.Router[0]}
 	if g.announce.equal {
 		cfg.Paths = len(g.Gateways)
 	}
@@ -178,6 +179,54 @@ func (g *group) startRouter() {
 	router, err := frr.Start(g.t.Context(), g.Router, cfg)
 	g.check(err)
 	g.t.Cleanup(func() { g.check(router.Close()) })
+	g.check(g.followVIP())
+}
+
+// followVIP makes packets to clients go where those to the VIP go, at every change until the test ends. A static route through the VIP
+// would do, but FRR 8.4 does not always move one of IPv6 along.
+func (g *group) followVIP() error {
+	to, err := netlink.ParseIPNet(clients[g.family].String())
+	if err != nil {
+		return err
+	}
+	changes := make(chan netlink.RouteUpdate, 64)
+	done := make(chan struct{})
+	if err := g.Router.Do(func() error { return netlink.RouteSubscribe(changes, done) }); err != nil {
+		return fmt.Errorf("follow the VIP's route: %w", err)
+	}
+	g.t.Cleanup(func() { close(done) })
+	go func() {
+		for c := range changes {
+			if c.Table != unix.RT_TABLE_MAIN || c.Dst == nil || !c.Dst.IP.Equal(g.vip().AsSlice()) {
+				continue
+			}
+			routes, err := g.routes()
+			if err == nil {
+				back := netlink.Route{Dst: to, Table: wayBack, Type: unix.RTN_BLACKHOLE, Priority: 1}
+				for _, r := range routes {
+					back.Type, back.Gw, back.MultiPath = 0, r.Gw, r.MultiPath
+				}
+				err = g.Router.Do(func() error { return netlink.RouteReplace(&back) })
+			}
+			if err != nil {
+				g.t.Errorf("the way back does not follow the VIP: %v", err)
+			}
+		}
+	}()
+	return nil
+}
+
+// routes returns the router's routes to the VIP: one at most, maybe through several gateways.
+func (g *group) routes() (routes []netlink.Route, err error) {
+	dst, err := netlink.ParseIPNet(netip.PrefixFrom(g.vip(), g.vip().BitLen()).String())
+	if err != nil {
+		return nil, err
+	}
+	err = g.Router.Do(func() (err error) {
+		routes, err = netlink.RouteListFiltered(g.netlinkFamily(), &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+		return err
+	})
+	return routes, err
 }
 
 // vip returns the only VIP.
@@ -329,14 +378,7 @@ func (g *group) serving() (have []int, err error) {
 		}
 		return have, nil
 	}
-	var routes []netlink.Route
-	err = g.Router.Do(func() (err error) {
-		dst, err := netlink.ParseIPNet(netip.PrefixFrom(g.vip(), g.vip().BitLen()).String())
-		if err == nil {
-			routes, err = netlink.RouteListFiltered(g.netlinkFamily(), &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
-		}
-		return err
-	})
+	routes, err := g.routes()
 	for i := range g.Gateways {
 		if slices.ContainsFunc(routes, func(r netlink.Route) bool { return leadsTo(&r, edge.Gateways[i][g.family]) }) {
 			have = append(have, i)

@@ -233,13 +233,19 @@ func (g *group) once() error {
 	return errors.Join(binary.Write(c, binary.BigEndian, time.Now().UnixNano()), binary.Read(c, binary.BigEndian, &word))
 }
 
-// await waits for so many more connections.
+// await waits for so many more connections, but not for failures of all.
 func (c *connecting) await(n int64) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for end := c.all.Load() + n; c.all.Load() < end; {
+	for end, failures := c.all.Load()+n, c.failures()+20; c.all.Load() < end && c.failures() < failures; {
 		<-tick.C
 	}
+}
+
+func (c *connecting) failures() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.failed)
 }
 
 // end ends the clients, and returns how many connections there were and those that failed.

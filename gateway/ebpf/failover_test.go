@@ -506,12 +506,34 @@ func TestTakeovers(t *testing.T) {
 	running.Wait()
 }
 
+// Connections of a gateway that masquerades stay with it when the router leads their clients to another one, which hands them over:
+// the router's choice changes when a third gateway comes or goes, and when one is drained.
+func TestMasqueradedConnectionsThatMove(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	w.applySlots(state(desired.Masquerade, 1, 2, 3, 4), alternate)
+	w.exchange(0, 1)
+	w.lead(0)
+	for f := range vips {
+		all := w.openAll(f)
+		w.lead(1)
+		if idle, download, upload := all.broken(w); idle+download+upload > 0 {
+			t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken", families[f], idle, download, upload, each)
+		}
+		if n := w.refusals(1)["no_flow"]; n > 0 {
+			t.Errorf("%d packets found no flow", n)
+		}
+		w.lead(0)
+	}
+}
+
 // exchange sends a gateway's flows to the other one until the test ends.
 func (w *testbed) exchange(from, to int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var sending sync.WaitGroup
 	sending.Go(func() {
 		err := w.balancers[from].Export(ctx, func(f flows.Flow) error {
+			f.Gateway = "other"
 			early, err := w.balancers[to].Import([]flows.Flow{f})
 			if err == nil && len(early) > 0 {
 				err = fmt.Errorf("gateway %d does not have the VIP or backend of %s", to, f)

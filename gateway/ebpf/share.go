@@ -171,10 +171,7 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, send func
 		HalfOpen: key.Proto == unix.IPPROTO_TCP && bpf.ConnState(c.State) == bpf.ConnAnswered,
 	}
 	if c.Flags&bpf.GatewayDoubleNAT != 0 {
-		f.Source = netip.AddrPortFrom(f.VIP.Addr(), c.ClientPort)
-		if vip.Source != [16]byte{} && vip.Source != key.Server {
-			return nil // masqueraded: no other gateway has that source address
-		}
+		f.Source = netip.AddrPortFrom(bpf.AddrOf(vip.Source), c.ClientPort)
 	}
 	return send(f)
 }
@@ -190,12 +187,18 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 		proto := protocol(f.Protocol)
 		service, served := b.ids.frontends[endpoint(f.VIP, proto)]
 		number, known := b.ids.backends[endpoint(f.Backend, proto)]
-		if !served || !known {
+		if !served || !known || b.applied == nil {
 			early = append(early, f)
 			continue
 		}
 		if f.HalfOpen {
 			if err := b.answer(&f, proto); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if f.Kept() {
+			if err := b.leave(&f, proto); err != nil {
 				return nil, err
 			}
 			continue
@@ -211,6 +214,26 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 		}
 	}
 	return early, nil
+}
+
+// leave notes that a peer keeps a flow, so that packets of its client are handed over to it.
+func (b *Balancer) leave(f *flows.Flow, proto uint8) error {
+	is := bpf.GatewayPeerFlow{Heard: now()}
+	for _, p := range b.applied.Peers {
+		if p.Name == f.Gateway && p.Address.IsValid() {
+			is.Keeper.Addr = bpf.Addr16(p.Address)
+		}
+	}
+	if is.Keeper.Addr == [16]byte{} {
+		return nil // it can not be handed over
+	}
+	key := bpf.GatewayConnKey{
+		Client: bpf.Addr16(f.Client.Addr()), ClientPort: f.Client.Port(), Server: bpf.Addr16(f.VIP.Addr()), ServerPort: f.VIP.Port(), Proto: proto,
+	}
+	if err := b.k.maps[bpf.MapGatewayPeerFlows].Put(key, is); err != nil {
+		return fmt.Errorf("leave flow %s to its gateway: %w", f, err)
+	}
+	return nil
 }
 
 // answer notes that the backend of a flow has spoken, if only its client has here. The client's next packet then opens the flow. A

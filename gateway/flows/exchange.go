@@ -233,8 +233,8 @@ func (x *Exchange) exportUntil(ctx context.Context, changed <-chan struct{}) err
 	return err
 }
 
-// read decodes the flows of a body. The error names the first invalid one.
-func read(body io.Reader) (some []Flow, err error) {
+// read decodes the flows of a body that a peer sent. The error names the first invalid one.
+func read(body io.Reader, from string) (some []Flow, err error) {
 	if err := json.NewDecoder(body).Decode(&some); err != nil {
 		return nil, fmt.Errorf("read flows: %w", err)
 	}
@@ -242,6 +242,7 @@ func read(body io.Reader) (some []Flow, err error) {
 		if err := some[i].validate(); err != nil {
 			return nil, fmt.Errorf("[%d]: %w", i, err)
 		}
+		some[i].Gateway = from
 	}
 	return some, nil
 }
@@ -287,7 +288,7 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusMethodNotAllowed, "want POST with flows, or GET")
 		return
 	}
-	some, err := read(http.MaxBytesReader(w, r.Body, maxBody))
+	some, err := read(http.MaxBytesReader(w, r.Body, maxBody), from.Name)
 	if err != nil {
 		refuse(http.StatusBadRequest, "%v", err)
 		return

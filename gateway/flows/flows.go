@@ -13,13 +13,19 @@ type Flow struct {
 	Client   netip.AddrPort `json:"client"`
 	VIP      netip.AddrPort `json:"vip"`
 	Backend  netip.AddrPort `json:"backend"`
-	// Source is the address that the backend sees: the client's own, perhaps with another port, or the VIP with a port
-	// that stands for the client.
+	// Source is the address that the backend sees: the client's own, perhaps with another port, or the VIP or the gateway's
+	// own address with a port that stands for the client.
 	Source netip.AddrPort `json:"source"`
 	// HalfOpen means that the sender has seen only packets of the backend. A gateway that has seen only those of the client
 	// then knows that the connection is open.
 	HalfOpen bool `json:"halfOpen,omitempty"`
+	// Gateway is the peer that sent an imported flow.
+	Gateway string `json:"-"`
 }
+
+// Kept reports whether only the gateway that sends the flow can continue it: the backend sees that gateway's own address. Its peers
+// hand the client's packets over to it for as long as it lives.
+func (f Flow) Kept() bool { return f.Source.Addr() != f.Client.Addr() && f.Source.Addr() != f.VIP.Addr() }
 
 func (f Flow) String() string {
 	return fmt.Sprintf("%s %s -> %s: %s -> %s", f.Protocol, f.Client, f.VIP, f.Source, f.Backend)

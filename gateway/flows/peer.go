@@ -149,5 +149,5 @@ func (p *peer) pull(ctx context.Context) ([]Flow, error) {
 	if response.StatusCode != http.StatusOK {
 		return nil, errors.New(response.Status)
 	}
-	return read(io.LimitReader(response.Body, maxAnswer))
+	return read(io.LimitReader(response.Body, maxAnswer), p.Name)
 }

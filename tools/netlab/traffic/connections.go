@@ -118,7 +118,8 @@ func (s *Connections) talk(end net.Conn) {
 	}
 	s.mu.Lock()
 	c := s.all[number]
-	c.Source = end.RemoteAddr().(*net.TCPAddr).AddrPort()
+	from := end.RemoteAddr().(*net.TCPAddr).AddrPort()
+	c.Source = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 	s.mu.Unlock()
 	if say(end) != nil {
 		return
