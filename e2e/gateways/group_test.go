@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -288,6 +289,23 @@ func (g *group) start(i int) {
 		}
 		return g.ask(i, http.MethodGet, "/v1/state", nil, new(desired.Status))
 	})
+}
+
+// reboot starts a gateway that died, with nothing but the files of its disk.
+func (g *group) reboot(i int) {
+	g.t.Helper()
+	g.check(g.Gateways[i].Do(func() error {
+		args := []string{"cleanup", "--run-dir", g.folders[i]}
+		if g.balancer == desired.EBPF {
+			args = append(args, "--bpffs", g.bpffs(i))
+		}
+		if said, err := exec.CommandContext(g.t.Context(), filepath.Join(programs, "isthmus-gateway"), args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("clean up: %w: %s", err, said)
+		}
+		return netlink.ConntrackTableFlush(netlink.ConntrackTable)
+	}))
+	g.check(g.Mend(i))
+	g.start(i)
 }
 
 func (g *group) endpoint(i int) string {
