@@ -229,7 +229,7 @@ func (f Folder) good(files Files, signer *Authority, believed []byte, now time.T
 		return false
 	}
 	c, err := Parse(b)
-	return err == nil && c.CheckSignatureFrom(signer.cert) == nil && now.Add(c.NotAfter.Sub(c.NotBefore)/3).Before(c.NotAfter)
+	return err == nil && c.CheckSignatureFrom(signer.cert) == nil && !ValidityOf(c).RenewalDue(now)
 }
 
 // write replaces a file atomically.

@@ -35,6 +35,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/probes"
 	"github.com/isthmus-net/isthmus/gateway/desired"
@@ -633,7 +634,8 @@ type fakeAgents struct {
 	targets map[string]agents.Target
 	sets    int
 
-	announced map[string][]netip.Addr
+	announced    map[string][]netip.Addr
+	certificates map[string]certs.Validity
 }
 
 func newFakeAgents() *fakeAgents {
@@ -670,7 +672,8 @@ func (f *fakeAgents) Reports() map[string]agents.Report {
 		}
 		all[name] = agents.Report{
 			Err: f.away[name], Refused: f.refuse[name], Applied: f.away[name] == nil && s.Hash() == t.State.Hash(), Asked: true,
-			Status: desired.Status{Generation: 1, Hash: s.Hash(), Version: "test", Announced: f.announced[name], Refused: f.without[name]},
+			Status:      desired.Status{Generation: 1, Hash: s.Hash(), Version: "test", Announced: f.announced[name], Refused: f.without[name]},
+			Certificate: f.certificates[name],
 		}
 	}
 	return all
