@@ -97,6 +97,12 @@ func (f Folder) Identities() (all []string, err error) {
 	return all, err
 }
 
+// Signer returns the authority that signs now.
+func (f Folder) Signer(now time.Time) (*Authority, error) {
+	signer, _, err := f.authorities("", now)
+	return signer, err
+}
+
 // Files with the certificate and key of an authority. A rotation renames them, which is atomic.
 const (
 	authorityFile = "authority.pem"

@@ -474,6 +474,19 @@ func TestChartGateway(t *testing.T) {
 	if diff := cmp.Diff([]string{"Role " + name + " [get] [router-1 router-2]"}, secrets(with)); diff != "" {
 		t.Errorf("rights to Secrets (-want +have):\n%s", diff)
 	}
+	for gateways, may := range map[string]string{"false": "certs", "true": "certs isthmus-gateways"} {
+		renews := render(t, "--set", "gatewayController.enabled=true,gatewayController.authoritySecret=authority,gatewayController.certsSecret=certs,gateway.cluster=east,gateway.enabled="+gateways)
+		want := []string{"Role " + name + " [get] [authority]", "Role " + name + " [get update] [" + may + "]"}
+		if diff := cmp.Diff(want, secrets(renews)); diff != "" {
+			t.Errorf("rights to Secrets of certificates (-want +have):\n%s", diff)
+		}
+		args := renews["Deployment "+name].Spec.Template.Spec.Containers[0].Args
+		for secret := range strings.FieldsSeq(may) {
+			if !slices.Contains(args, "--renew-secret="+secret) || !slices.Contains(args, "--authority-secret=authority") {
+				t.Errorf("the arguments are %v", args)
+			}
+		}
+	}
 	may := map[string][]string{}
 	for _, kind := range []string{"ClusterRole ", "Role "} {
 		for _, r := range objects[kind+name].Rules {
