@@ -44,6 +44,7 @@ type settings struct {
 	timeout    time.Duration
 	resync     time.Duration
 	certs      certs.Files
+	renewal    controller.Renewal
 	listen     string
 	http       httpserver.Flags
 	logFormat  string
@@ -91,6 +92,8 @@ handled as ever, and new addresses of pools with Neutron wait.`,
 	f.StringVar(&s.certs.Cert, "cert", "/etc/isthmus/gateway/certs/tls.crt", "certificate that authenticates the controller to gateways; isthmusctl gateway certs makes it")
 	f.StringVar(&s.certs.Key, "key", "/etc/isthmus/gateway/certs/tls.key", "private key of the certificate")
 	f.StringVar(&s.certs.CA, "ca", "/etc/isthmus/gateway/certs/ca.crt", "certificates of the authority that signs the gateways' certificates")
+	f.StringVar(&s.renewal.Authority, "authority-secret", "", "Secret of --namespace with the authority's tls.crt and tls.key, which renews --renew-secret; isthmusctl gateway certs writes it")
+	f.StringArrayVar(&s.renewal.Certificates, "renew-secret", nil, "Secret of --namespace whose certificates the controller renews, repeatable")
 	f.StringVar(&s.imports, "imports", writers.Isthmus, "EndpointSlices of ServiceImports to use: isthmus, those that controllers of Isthmus wrote, or any, those of every MCS implementation")
 	f.DurationVar(&s.resync, "resync", controller.DefaultResync, "time between two full syncs, which also undo manual changes in the cloud")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.GatewayControllerPort), "address of /healthz, /readyz and /metrics")
@@ -115,7 +118,10 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	c := controller.Config{Local: local, Namespace: s.namespace, ManagedBy: managedBy, Resync: s.resync, Log: log}
+	if (s.renewal.Authority == "") != (len(s.renewal.Certificates) == 0) {
+		return errors.New("--authority-secret and --renew-secret need each other; give both to renew certificates, or none")
+	}
+	c := controller.Config{Local: local, Namespace: s.namespace, ManagedBy: managedBy, Renewal: s.renewal, Resync: s.resync, Log: log}
 	if c.Settings, err = readSettings(s.config); err != nil {
 		return err
 	}

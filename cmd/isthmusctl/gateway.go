@@ -40,6 +40,7 @@ type certsConfig struct {
 	step                    string
 	secret, namespace       string
 	gatewaysSecret          string
+	authoritySecret         string
 	target                  target
 }
 
@@ -58,13 +59,20 @@ The authority itself is replaced in three steps; between them distribute the new
 --authority=begin creates the next authority and trusts it, use signs with it, and end removes the old one.
 
 Gateways that are nodes of the cluster (the chart's gateway.enabled) read theirs from the Secret of --gateways-secret, as
-NODE.crt and NODE.key: there a gateway's identity is the name of its node.`,
+NODE.crt and NODE.key: there a gateway's identity is the name of its node.
+
+The controller renews the certificates in both Secrets itself if the Secret of --authority-secret has the authority's key (the
+chart's gatewayController.authoritySecret). Whoever may read that Secret can impersonate every gateway.`,
 		Example: `  # For two gateways, and the controller as a Secret in its cluster:
   isthmusctl gateway certs --dir certs --gateway gw-1 --gateway gw-2 --secret isthmus-gateway-certs
 
   # For two gateways that are nodes, with the chart's values gatewayController.certsSecret and gateway.certsSecret:
   isthmusctl gateway certs --dir certs --gateway node-1 --gateway node-2 \
       --secret isthmus-gateway-certs --gateways-secret isthmus-gateways
+
+  # The same, and from now on the controller renews them:
+  isthmusctl gateway certs --dir certs --secret isthmus-gateway-certs --gateways-secret isthmus-gateways \
+      --authority-secret isthmus-gateway-authority
 
   # Once a month, for all of the folder:
   isthmusctl gateway certs --dir certs`,
@@ -80,6 +88,7 @@ NODE.crt and NODE.key: there a gateway's identity is the name of its node.`,
 	f.StringVar(&c.step, "authority", "", "step of replacing the authority: begin, use or end")
 	f.StringVar(&c.secret, "secret", "", "name of a Secret for the controller's certificate")
 	f.StringVar(&c.gatewaysSecret, "gateways-secret", "", "name of a Secret for the certificates of all gateways that are nodes")
+	f.StringVar(&c.authoritySecret, "authority-secret", "", "name of a Secret for the authority's certificate and key, so that the controller renews certificates")
 	f.StringVarP(&c.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace of those Secrets")
 	f.StringVarP(&c.format, "output", "o", "text", "text or json")
 	c.target.bind(f)
@@ -106,17 +115,21 @@ func (c *certsConfig) run(cmd *cobra.Command) error {
 	}
 	for _, to := range []struct {
 		secret string
-		files  func(certs.Folder) (map[string]string, error)
+		data   func(certs.Folder) (map[string][]byte, error)
 		kind   corev1.SecretType
-	}{{c.secret, c.ofController, corev1.SecretTypeTLS}, {c.gatewaysSecret, c.ofGateways, corev1.SecretTypeOpaque}} {
+	}{
+		{c.secret, c.ofController, corev1.SecretTypeTLS},
+		{c.gatewaysSecret, c.ofGateways, corev1.SecretTypeOpaque},
+		{c.authoritySecret, ofAuthority, corev1.SecretTypeTLS},
+	} {
 		if to.secret == "" {
 			continue
 		}
-		files, err := to.files(folder)
+		data, err := to.data(folder)
 		if err != nil {
 			return err
 		}
-		if err := c.store(cmd.Context(), to.secret, to.kind, files); err != nil {
+		if err := c.store(cmd.Context(), to.secret, to.kind, data); err != nil {
 			return err
 		}
 	}
@@ -127,14 +140,38 @@ func (c *certsConfig) run(cmd *cobra.Command) error {
 const caKey = "ca.crt"
 
 // ofController returns the controller's files, by the keys of its Secret.
-func (c *certsConfig) ofController(f certs.Folder) (map[string]string, error) {
+func (c *certsConfig) ofController(f certs.Folder) (map[string][]byte, error) {
 	files := f.Files(c.controller)
-	return map[string]string{corev1.TLSCertKey: files.Cert, corev1.TLSPrivateKeyKey: files.Key, caKey: files.CA}, nil
+	return readAll(map[string]string{corev1.TLSCertKey: files.Cert, corev1.TLSPrivateKeyKey: files.Key, caKey: files.CA})
+}
+
+// ofAuthority returns the authority that signs, by the keys of its Secret.
+func ofAuthority(f certs.Folder) (map[string][]byte, error) {
+	a, err := f.Signer(time.Now())
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]byte{corev1.TLSCertKey: a.Cert, corev1.TLSPrivateKeyKey: a.Key}, nil
+}
+
+// readAll reads files.
+func readAll(paths map[string]string) (map[string][]byte, error) {
+	data := map[string][]byte{}
+	for key, path := range paths {
+		var err error
+		if data[key], err = os.ReadFile(path); err != nil {
+			return nil, err
+		}
+	}
+	return data, nil
 }
 
 // ofGateways returns the files of all gateways, by the keys of the Secret that the chart's gateways mount.
-func (c *certsConfig) ofGateways(f certs.Folder) (map[string]string, error) {
+func (c *certsConfig) ofGateways(f certs.Folder) (map[string][]byte, error) {
 	all, err := f.Identities()
+	if err != nil {
+		return nil, err
+	}
 	files := map[string]string{caKey: f.Files(c.controller).CA}
 	for _, identity := range all {
 		if identity == c.controller {
@@ -143,20 +180,14 @@ func (c *certsConfig) ofGateways(f certs.Folder) (map[string]string, error) {
 		of := f.Files(identity)
 		files[identity+".crt"], files[identity+".key"] = of.Cert, of.Key
 	}
-	return files, err
+	return readAll(files)
 }
 
-// store writes files into a Secret, and removes its other keys.
-func (c *certsConfig) store(ctx context.Context, name string, kind corev1.SecretType, files map[string]string) error {
+// store writes data into a Secret, and removes its other keys.
+func (c *certsConfig) store(ctx context.Context, name string, kind corev1.SecretType, data map[string][]byte) error {
 	api, err := c.target.connect()
 	if err != nil {
 		return err
-	}
-	data := map[string][]byte{}
-	for key, path := range files {
-		if data[key], err = os.ReadFile(path); err != nil {
-			return err
-		}
 	}
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: name}}
 	_, err = controllerutil.CreateOrUpdate(ctx, api, s, func() error {

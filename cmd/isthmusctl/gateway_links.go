@@ -156,6 +156,9 @@ func gatewayLinks(d *controller.Decision) (links []link) {
 		default:
 			links = append(links, fine("gateway", "%s has applied generation %d", r.Gateway, r.Generation))
 		}
+		if late := lateRenewal(g.Node); late != "" {
+			links = append(links, note("certificate", "%s: %s", r.Gateway, late))
+		}
 	}
 	if len(links) == 0 {
 		links = append(links, broken("gateway", fmt.Sprintf("no gateway has the group %s", d.Group), "create a GatewayNode with it"))

@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -135,14 +136,16 @@ func (v *gatewayView) writeText(out io.Writer) error {
 
 // gatewayRow is one gateway.
 type gatewayRow struct {
-	Gateway    string   `json:"gateway"`
-	Group      string   `json:"group"`
-	Balancer   string   `json:"balancer"`
-	Version    string   `json:"version,omitempty"`
-	Generation int64    `json:"generation"` // of the state applied last
-	Announced  []string `json:"announced"`
-	Cordoned   bool     `json:"cordoned"`
-	Leaving    bool     `json:"leaving"` // its GatewayNode is being deleted
+	Gateway    string `json:"gateway"`
+	Group      string `json:"group"`
+	Balancer   string `json:"balancer"`
+	Version    string `json:"version,omitempty"`
+	Generation int64  `json:"generation"` // of the state applied last
+	// CertificateNotAfter is when the certificate of the gateway's agent expires.
+	CertificateNotAfter *metav1.Time `json:"certificateNotAfter,omitempty"`
+	Announced           []string     `json:"announced"`
+	Cordoned            bool         `json:"cordoned"`
+	Leaving             bool         `json:"leaving"` // its GatewayNode is being deleted
 	// Faults say what is wrong, one sentence each.
 	Faults []string `json:"faults"`
 }
@@ -151,23 +154,38 @@ func gatewayRowOf(n *v1alpha1.GatewayNode) gatewayRow {
 	r := gatewayRow{
 		Gateway: n.Name, Group: cmp.Or(n.Spec.Group, controller.DefaultGroup), Balancer: n.Spec.Balancer, Version: n.Status.Version,
 		Generation: n.Status.AppliedGeneration, Announced: []string{}, Cordoned: n.Spec.Cordoned, Leaving: n.DeletionTimestamp != nil, Faults: []string{},
+		CertificateNotAfter: n.Status.CertificateNotAfter,
 	}
 	r.Announced = append(r.Announced, n.Status.Announced...)
 	r.Faults = append(r.Faults, gatewayFaults(n, func(string) bool { return true })...)
+	if late := lateRenewal(n); late != "" {
+		r.Faults = append(r.Faults, v1alpha1.ReasonRenewalOverdue+": "+late)
+	}
 	return r
 }
 
-// gatewayFaults says what is wrong with a gateway. Names reports whether a message about refused Services counts.
+// gatewayFaults says what is wrong with a gateway now. Names reports whether a message about refused Services counts.
 func gatewayFaults(n *v1alpha1.GatewayNode, names func(message string) bool) (faults []string) {
 	if len(n.Status.Conditions) == 0 {
 		return []string{"the controller has not described it yet; check that isthmus-gateway-controller runs"}
 	}
 	for _, c := range n.Status.Conditions {
+		if c.Type == v1alpha1.ConditionCertificateUpToDate {
+			continue // see lateRenewal
+		}
 		if c.Status != metav1.ConditionTrue || c.Reason == v1alpha1.ReasonServicesRefused && names(c.Message) {
 			faults = append(faults, c.Reason+": "+c.Message)
 		}
 	}
 	return append(faults, n.Status.Drift...)
+}
+
+// lateRenewal says that the certificate of a gateway expires soon, "" if it does not. Until then, its Services are served.
+func lateRenewal(n *v1alpha1.GatewayNode) string {
+	if c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionCertificateUpToDate); c != nil && c.Status == metav1.ConditionFalse {
+		return c.Message
+	}
+	return ""
 }
 
 // state says what the gateway does, and what is wrong with it.
@@ -184,19 +202,27 @@ func (r gatewayRow) state() string {
 	return strings.Join(append([]string{is}, r.Faults...), "; ")
 }
 
+// certificateUntil returns the day on which the gateway's certificate expires, "" if it is unknown.
+func (r gatewayRow) certificateUntil() string {
+	if r.CertificateNotAfter == nil {
+		return ""
+	}
+	return r.CertificateNotAfter.UTC().Format(time.DateOnly)
+}
+
 // gatewayRows implement tables.Table.
 type gatewayRows []gatewayRow
 
 // Header is part of tables.Table.
 func (gatewayRows) Header() []string {
-	return []string{"GATEWAY", "GROUP", "BALANCER", "GENERATION", "ANNOUNCES", "STATE"}
+	return []string{"GATEWAY", "GROUP", "BALANCER", "GENERATION", "ANNOUNCES", "CERTIFICATE UNTIL", "STATE"}
 }
 
 // Rows is part of tables.Table.
 func (t gatewayRows) Rows() [][]string {
 	rows := make([][]string, len(t))
 	for i, r := range t {
-		rows[i] = []string{r.Gateway, r.Group, r.Balancer, fmt.Sprint(r.Generation), fmt.Sprint(len(r.Announced)), r.state()}
+		rows[i] = []string{r.Gateway, r.Group, r.Balancer, fmt.Sprint(r.Generation), fmt.Sprint(len(r.Announced)), r.certificateUntil(), r.state()}
 	}
 	return rows
 }

@@ -2,9 +2,18 @@ package certs
 
 import (
 	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"log/slog"
+	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -177,6 +186,77 @@ func TestVerify(t *testing.T) {
 			t.Errorf("%s: error %v, want %q", name, err, tt.want)
 		}
 	}
+}
+
+// certManagerFiles writes what a Secret of cert-manager holds: an RSA key in PKCS #1, the certificate with that of an intermediate
+// authority, and the root in ca.crt.
+func (f folder) certManagerFiles(t *testing.T, identity string, root *Authority) {
+	t.Helper()
+	newKey := func() *rsa.PrivateKey {
+		key, err := rsa.GenerateKey(rand.Reader, 2048)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return key
+	}
+	issue := func(template, parent *x509.Certificate, key *rsa.PrivateKey, signer crypto.Signer) *x509.Certificate {
+		template.SerialNumber, template.NotBefore, template.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	between, own := newKey(), newKey()
+	intermediate := issue(&x509.Certificate{Subject: pkix.Name{CommonName: "intermediate"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, root.cert, between, root.key)
+	leaf := issue(&x509.Certificate{
+		DNSNames: []string{identity}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}, intermediate, own, between)
+	var crt []byte
+	for _, c := range []*x509.Certificate{leaf, intermediate} {
+		crt = append(crt, pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: c.Raw})...)
+	}
+	key := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(own)})
+	if err := errors.Join(os.WriteFile(f.Cert, crt, 0o600), os.WriteFile(f.Key, key, 0o600), os.WriteFile(f.CA, root.Cert, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Both ends accept what cert-manager writes into a Secret.
+func TestCertManagerFiles(t *testing.T) {
+	root := unlimitedAuthority(t)
+	server, client := newFolder(t), newFolder(t)
+	server.certManagerFiles(t, "gw-1", root)
+	client.certManagerFiles(t, Controller, root)
+	if atServer, atClient := shake(server.open(t).Server(), client.open(t).Client("gw-1")); atServer != nil || atClient != nil {
+		t.Errorf("%v at the server, %v at the client", atServer, atClient)
+	}
+}
+
+// unlimitedAuthority returns an authority that may sign authorities.
+func unlimitedAuthority(t *testing.T) *Authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: "root"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}
+	pair, err := sign(template, template, key, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := ReadAuthority(pair)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
 }
 
 // ReadAuthority returns an authority that can issue certificates, and refuses any pair that is not an authority.

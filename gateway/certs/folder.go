@@ -97,6 +97,12 @@ func (f Folder) Identities() (all []string, err error) {
 	return all, err
 }
 
+// Signer returns the authority that signs now.
+func (f Folder) Signer(now time.Time) (*Authority, error) {
+	signer, _, err := f.authorities("", now)
+	return signer, err
+}
+
 // Files with the certificate and key of an authority. A rotation renames them, which is atomic.
 const (
 	authorityFile = "authority.pem"
@@ -229,7 +235,7 @@ func (f Folder) good(files Files, signer *Authority, believed []byte, now time.T
 		return false
 	}
 	c, err := Parse(b)
-	return err == nil && c.CheckSignatureFrom(signer.cert) == nil && now.Add(c.NotAfter.Sub(c.NotBefore)/3).Before(c.NotAfter)
+	return err == nil && c.CheckSignatureFrom(signer.cert) == nil && !ValidityOf(c).RenewalDue(now)
 }
 
 // write replaces a file atomically.

@@ -197,7 +197,12 @@ func (s *Source) VerifyAny(c *tls.ConnectionState) error {
 	if c == nil || len(c.PeerCertificates) == 0 {
 		return errors.New("there is no certificate")
 	}
-	cert := c.PeerCertificates[0]
-	_, err := cert.Verify(x509.VerifyOptions{Roots: s.current().authorities, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	chain := x509.NewCertPool() // of a certificate that an intermediate authority signed, as cert-manager's issuers may do
+	for _, intermediate := range c.PeerCertificates[1:] {
+		chain.AddCert(intermediate)
+	}
+	_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{
+		Roots: s.current().authorities, Intermediates: chain, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
 	return err
 }

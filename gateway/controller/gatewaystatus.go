@@ -7,11 +7,13 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
@@ -26,6 +28,7 @@ func (w *worker) reportGateways(ctx context.Context, plans []plan, reports map[s
 		r := reports[p.node.Name]
 		errs = append(errs, w.patchNode(ctx, p.node, func(s *v1alpha1.GatewayNodeStatus) {
 			describe(s, p, r)
+			describeCertificate(s, r.Certificate, w.now())
 			s.FloatingIPs = w.failoverIPsAt(p.node)
 			s.Addresses = sortedTexts(w.given[p.node.Name])
 			if w.usesPairs(p.node) {
@@ -90,8 +93,23 @@ func describePairs(s *v1alpha1.GatewayNodeStatus, err error, set bool) {
 	}
 }
 
+// describeCertificate sets the expiry of the agent's certificate and the condition CertificateUpToDate. Both stay as they were
+// until the agent has answered.
+func describeCertificate(s *v1alpha1.GatewayNodeStatus, v certs.Validity, now time.Time) {
+	if v == (certs.Validity{}) {
+		return
+	}
+	s.CertificateNotAfter = &metav1.Time{Time: v.NotAfter}
+	c := metav1.Condition{Type: v1alpha1.ConditionCertificateUpToDate, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUpToDate, Message: "more than a quarter of the lifetime of its certificate is left"}
+	if v.RenewalOverdue(now) {
+		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonRenewalOverdue
+		c.Message = "its certificate expires at " + v.NotAfter.Format(time.RFC3339) + "; renew it: isthmusctl gateway certs"
+	}
+	meta.SetStatusCondition(&s.Conditions, c)
+}
+
 func sameNode(a, b *v1alpha1.GatewayNodeStatus) bool {
 	return a.AppliedGeneration == b.AppliedGeneration && a.Hash == b.Hash && a.Version == b.Version && slices.Equal(a.Drift, b.Drift) &&
 		slices.Equal(a.Announced, b.Announced) && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.AddressPairs, b.AddressPairs) && slices.Equal(a.AddressPairsMissing, b.AddressPairsMissing) && a.AddressPairsPort == b.AddressPairsPort &&
-		slices.Equal(a.FloatingIPs, b.FloatingIPs) && reflect.DeepEqual(a.Conditions, b.Conditions)
+		slices.Equal(a.FloatingIPs, b.FloatingIPs) && a.CertificateNotAfter.Equal(b.CertificateNotAfter) && reflect.DeepEqual(a.Conditions, b.Conditions)
 }

@@ -60,6 +60,8 @@ type Config struct {
 	Cloud Cloud
 	// TLS returns the configuration for connecting to the gateway with the given certificate name.
 	TLS func(identity string) *tls.Config
+	// Renewal says which certificates the controller renews.
+	Renewal Renewal
 	// Resync is the time between two full syncs; 0: DefaultResync.
 	Resync time.Duration
 	Log    *slog.Logger
@@ -109,6 +111,15 @@ func New(c Config) (*Controller, error) {
 		return nil, fmt.Errorf("prepare the controller for %s: %w", local.Host, err)
 	}
 	is := &Controller{cfg: c, manager: mgr, requests: make(chan event.GenericEvent, 1024)}
+	if c.Renewal.Authority != "" {
+		r := &renewer{
+			Renewal: c.Renewal, namespace: c.Namespace, live: mgr.GetAPIReader(), client: mgr.GetClient(),
+			events: mgr.GetEventRecorder(leaseName), log: c.Log, now: time.Now,
+		}
+		if err := mgr.Add(manager.RunnableFunc(r.run)); err != nil {
+			return nil, err
+		}
+	}
 	return is, mgr.Add(manager.RunnableFunc(is.work))
 }
 

@@ -290,11 +290,19 @@ func (w *testbed) runController(connect func(string) *tls.Config) *running {
 // runControllerOn is runController with another cloud.
 func (w *testbed) runControllerOn(cloud Cloud, connect func(string) *tls.Config) *running {
 	w.t.Helper()
+	return w.runControllerWith(func(c *Config) { c.Cloud, c.TLS = cloud, connect })
+}
+
+// runControllerWith is runController with a changed configuration.
+func (w *testbed) runControllerWith(change func(*Config)) *running {
+	w.t.Helper()
 	w.grant()
 	w.fence()
 	config := rest.CopyConfig(apiServer.Config(w.t))
 	config.Impersonate.UserName = w.account()
-	c, err := New(Config{Settings: testSettings(), Local: config, Namespace: w.ns, ManagedBy: isthmusControllers, Cloud: cloud, TLS: connect, Log: slog.New(slog.DiscardHandler)})
+	cfg := Config{Settings: testSettings(), Local: config, Namespace: w.ns, ManagedBy: isthmusControllers, Cloud: w.cloud, TLS: noTLS, Log: slog.New(slog.DiscardHandler)}
+	change(&cfg)
+	c, err := New(cfg)
 	w.noError(err)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	r := &running{c, cancel, make(chan error, 1)}
@@ -322,8 +330,10 @@ func (w *testbed) grant() {
 	rights := apitest.Rights(w.t, "rbac/role.yaml", w.ns, w.account())
 	for _, o := range rights {
 		if role, ok := o.(*rbacv1.Role); ok {
-			// The chart adds the Secrets of its value passwordSecrets.
-			role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"router"}, Verbs: []string{"get"}})
+			// The chart adds the Secrets of its values passwordSecrets, authoritySecret and certsSecret.
+			role.Rules = append(role.Rules,
+				rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"router", authoritySecret}, Verbs: []string{"get"}},
+				rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{ownSecret, gatewaysSecret}, Verbs: []string{"get", "update"}})
 		}
 	}
 	w.ensure(rights...)

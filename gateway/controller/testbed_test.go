@@ -20,6 +20,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,6 +36,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/probes"
 	"github.com/isthmus-net/isthmus/gateway/desired"
@@ -50,7 +52,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if err := errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), rbacv1.AddToScheme(scheme), admissionv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), rbacv1.AddToScheme(scheme), admissionv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		panic(err)
 	}
 	klog.SetLogger(logr.Discard())
@@ -633,7 +635,8 @@ type fakeAgents struct {
 	targets map[string]agents.Target
 	sets    int
 
-	announced map[string][]netip.Addr
+	announced    map[string][]netip.Addr
+	certificates map[string]certs.Validity
 }
 
 func newFakeAgents() *fakeAgents {
@@ -670,7 +673,8 @@ func (f *fakeAgents) Reports() map[string]agents.Report {
 		}
 		all[name] = agents.Report{
 			Err: f.away[name], Refused: f.refuse[name], Applied: f.away[name] == nil && s.Hash() == t.State.Hash(), Asked: true,
-			Status: desired.Status{Generation: 1, Hash: s.Hash(), Version: "test", Announced: f.announced[name], Refused: f.without[name]},
+			Status:      desired.Status{Generation: 1, Hash: s.Hash(), Version: "test", Announced: f.announced[name], Refused: f.without[name]},
+			Certificate: f.certificates[name],
 		}
 	}
 	return all

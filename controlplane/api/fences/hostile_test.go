@@ -255,8 +255,10 @@ func TestStolenGatewayController(t *testing.T) {
 	asks.Spec.ExternalIPs = []string{"192.0.2.8", "192.0.2.9"}
 	foreignSlice := slice("foreign")
 	node := gatewayNode("fences")
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "fences"}}
-	for _, o := range []client.Object{plain, managed, asks, foreignSlice, secret, node} {
+	data := map[string][]byte{"tls.crt": []byte("old"), "tls.key": []byte("old"), "ca.crt": []byte("old"), "token": []byte("old")}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "fences"}, Data: data}
+	foreignSecret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: "fences"}, Data: data}
+	for _, o := range []client.Object{plain, managed, asks, foreignSlice, secret, foreignSecret, node} {
 		w.put(o)
 	}
 	lease := func(namespace, name string) *coordinationv1.Lease {
@@ -282,7 +284,14 @@ func TestStolenGatewayController(t *testing.T) {
 		"a Service, deleted":            {do: remove(managed), because: "may not delete /services"},
 		"a slice":                       {do: merge(foreignSlice, `{"endpoints":[{"addresses":["10.9.9.9"]}]}`), because: "may not update discovery.k8s.io/endpointslices"},
 		"an import":                     {do: create(serviceImport("x")), because: "may not create multicluster.x-k8s.io/serviceimports"},
-		"a Secret":                      {do: merge(secret, `{"stringData":{"a":"b"}}`), because: "may not update /secrets"},
+		"a key of a Secret":             {do: merge(secret, `{"stringData":{"a":"b"}}`), because: "changes only certificates and their keys"},
+		"a new certificate":             {do: merge(secret, `{"stringData":{"new.crt":"b"}}`), because: "changes only certificates and their keys"},
+		"a removed certificate":         {do: merge(secret, `{"data":{"tls.crt":null}}`), because: "changes only certificates and their keys"},
+		"a trusted authority":           {do: merge(secret, `{"stringData":{"ca.crt":"evil"}}`), because: "changes only certificates and their keys"},
+		"a token":                       {do: merge(secret, `{"stringData":{"token":"evil"}}`), because: "changes only certificates and their keys"},
+		"a Secret's label":              {do: merge(secret, `{"metadata":{"labels":{"a":"b"}}}`), because: "changes only certificates and their keys"},
+		"a certificate elsewhere":       {do: merge(foreignSecret, `{"stringData":{"tls.crt":"new"}}`), because: "changes only certificates and their keys"},
+		"a new Secret":                  {do: create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "x"}}), because: "may not create /secrets"},
 		"the controller's Lease":        {do: create(lease(system, "isthmus-controller")), because: "renews only the Lease"},
 		"a Lease elsewhere":             {do: create(lease(shop, "isthmus-gateway-controller")), because: "renews only the Lease"},
 		"a GatewayNode's spec":          {do: merge(node, `{"spec":{"group":"evil"}}`), because: "changes only its finalizer of a GatewayNode"},
@@ -298,6 +307,7 @@ func TestStolenGatewayController(t *testing.T) {
 		"an event":              {gatewayCtl, create(event())},
 		"a review of a token":   {gatewayCtl, create(tokenReview())},
 		"a review of rights":    {gatewayCtl, create(accessReview())},
+		"a renewed certificate": {gatewayCtl, merge(secret, `{"stringData":{"tls.crt":"new","tls.key":"new"}}`)},
 		"a finalizer of a node": {gatewayCtl, merge(node, `{"metadata":{"finalizers":["gateway.isthmus.dev/address-pairs"]}}`)},
 	})
 }

@@ -15,6 +15,7 @@ import (
 // +kubebuilder:printcolumn:name="Applied",type=string,JSONPath=`.status.conditions[?(@.type=="Applied")].status`
 // +kubebuilder:printcolumn:name="Generation",type=integer,JSONPath=`.status.appliedGeneration`
 // +kubebuilder:printcolumn:name="Cordoned",type=boolean,JSONPath=`.spec.cordoned`
+// +kubebuilder:printcolumn:name="Certificate until",type=string,JSONPath=`.status.certificateNotAfter`,priority=1
 // +kubebuilder:printcolumn:name="URL",type=string,JSONPath=`.spec.url`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type GatewayNode struct {
@@ -210,7 +211,9 @@ type GatewayNodeStatus struct {
 	// FloatingIPs are the failover IPs that lead to this gateway. Their connections break when they move.
 	// +listType=atomic
 	FloatingIPs []string `json:"floatingIPs,omitempty"`
-	// Conditions are Reachable, Applied and AddressPairs.
+	// CertificateNotAfter is the time at which the agent's certificate expires.
+	CertificateNotAfter *metav1.Time `json:"certificateNotAfter,omitempty"`
+	// Conditions are Reachable, Applied, AddressPairs and CertificateUpToDate.
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
@@ -241,6 +244,11 @@ const (
 	ConditionAddressPairs = "AddressPairs"
 	ReasonAllowed         = "Allowed"
 	ReasonNotAllowed      = "NotAllowed"
+
+	// ConditionCertificateUpToDate is False once less than a quarter of the lifetime of the agent's certificate is left.
+	ConditionCertificateUpToDate = "CertificateUpToDate"
+	ReasonUpToDate               = "UpToDate"
+	ReasonRenewalOverdue         = "RenewalOverdue"
 )
 
 // GatewayNodeList is a list of GatewayNodes.

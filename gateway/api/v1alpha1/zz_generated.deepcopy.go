@@ -178,6 +178,10 @@ func (in *GatewayNodeStatus) DeepCopyInto(out *GatewayNodeStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.CertificateNotAfter != nil {
+		in, out := &in.CertificateNotAfter, &out.CertificateNotAfter
+		*out = (*in).DeepCopy()
+	}
 	if in.Conditions != nil {
 		in, out := &in.Conditions, &out.Conditions
 		*out = make([]v1.Condition, len(*in))

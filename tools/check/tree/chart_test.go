@@ -86,6 +86,15 @@ type volume struct {
 	Name     string
 	HostPath *struct{ Path string }
 	Secret   *struct{ SecretName string }
+
+	Projected *struct {
+		Sources []struct {
+			Secret struct {
+				Name  string
+				Items []struct{ Key, Path string }
+			}
+		}
+	}
 }
 
 type container struct {
@@ -474,6 +483,19 @@ func TestChartGateway(t *testing.T) {
 	if diff := cmp.Diff([]string{"Role " + name + " [get] [router-1 router-2]"}, secrets(with)); diff != "" {
 		t.Errorf("rights to Secrets (-want +have):\n%s", diff)
 	}
+	for gateways, may := range map[string]string{"false": "certs", "true": "certs isthmus-gateways"} {
+		renews := render(t, "--set", "gatewayController.enabled=true,gatewayController.authoritySecret=authority,gatewayController.certsSecret=certs,gateway.cluster=east,gateway.enabled="+gateways)
+		want := []string{"Role " + name + " [get] [authority]", "Role " + name + " [get update] [" + may + "]"}
+		if diff := cmp.Diff(want, secrets(renews)); diff != "" {
+			t.Errorf("rights to Secrets of certificates (-want +have):\n%s", diff)
+		}
+		args := renews["Deployment "+name].Spec.Template.Spec.Containers[0].Args
+		for secret := range strings.FieldsSeq(may) {
+			if !slices.Contains(args, "--renew-secret="+secret) || !slices.Contains(args, "--authority-secret=authority") {
+				t.Errorf("the arguments are %v", args)
+			}
+		}
+	}
 	may := map[string][]string{}
 	for _, kind := range []string{"ClusterRole ", "Role "} {
 		for _, r := range objects[kind+name].Rules {
@@ -645,6 +667,36 @@ func TestChartGatewayNodes(t *testing.T) {
 				t.Errorf("probes: %+v, %+v, want host %q", gateway.LivenessProbe, gateway.ReadinessProbe, tc.probe)
 			}
 		})
+	}
+}
+
+// A gateway on a node finds its certificate in a Secret of its own, as cert-manager writes it, and the controller does not renew that.
+func TestChartNodeCertificates(t *testing.T) {
+	t.Parallel()
+	objects := render(t, "--set", "gateway.enabled=true,gateway.cluster=east,gateway.nodeCertificates={node-1,node-2},gatewayController.enabled=true,gatewayController.authoritySecret=authority")
+	var files []string
+	for _, v := range objects["DaemonSet "+"isthmus-gateway"].Spec.Template.Spec.Volumes {
+		if v.Secret != nil {
+			t.Errorf("it mounts Secret %s", v.Secret.SecretName)
+		}
+		if v.Projected == nil {
+			continue
+		}
+		for _, s := range v.Projected.Sources {
+			for _, i := range s.Secret.Items {
+				files = append(files, i.Path+" = "+s.Secret.Name+"/"+i.Key)
+			}
+		}
+	}
+	want := []string{
+		"ca.crt = isthmus-gateway-node-1/ca.crt", "node-1.crt = isthmus-gateway-node-1/tls.crt", "node-1.key = isthmus-gateway-node-1/tls.key",
+		"node-2.crt = isthmus-gateway-node-2/tls.crt", "node-2.key = isthmus-gateway-node-2/tls.key",
+	}
+	if diff := cmp.Diff(want, files); diff != "" {
+		t.Errorf("files (-want +have):\n%s", diff)
+	}
+	if args := objects["Deployment "+"isthmus-gateway-controller"].Spec.Template.Spec.Containers[0].Args; slices.Contains(args, "--renew-secret=isthmus-gateways") {
+		t.Errorf("the controller renews a Secret that gateways do not use: %v", args)
 	}
 }
 

@@ -34,7 +34,7 @@ type client struct {
 func (f *Clients) newClient(gateway string, t Target) *client {
 	ctx, stop := context.WithCancel(f.ctx)
 	l := &client{
-		clients: f, gateway: gateway, url: t.URL, identity: t.Identity, api: newAPI(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout),
+		clients: f, gateway: gateway, url: t.URL, identity: t.Identity, api: newAPI(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout, f.cfg.MaxAge),
 		stop: stop, wake: signal.New(),
 	}
 	f.group.Go(func() { l.run(ctx) })
@@ -109,6 +109,7 @@ func (l *client) once(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	after.Certificate = l.api.certificate
 	l.publish(request, before, after)
 	if after.Refused != nil && after.Refused.Status >= http.StatusInternalServerError {
 		return after.Refused // a retry may help, unlike with an invalid state
@@ -199,5 +200,6 @@ func same(a, b Report) bool {
 		}
 		return err.Error()
 	}
-	return a.Asked == b.Asked && a.Applied == b.Applied && text(a.Err) == text(b.Err) && reflect.DeepEqual(a.Refused, b.Refused) && reflect.DeepEqual(a.Status, b.Status)
+	return a.Asked == b.Asked && a.Applied == b.Applied && text(a.Err) == text(b.Err) && reflect.DeepEqual(a.Refused, b.Refused) && reflect.DeepEqual(a.Status, b.Status) &&
+		a.Certificate == b.Certificate
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
@@ -27,6 +28,8 @@ type Config struct {
 	SetTimeout time.Duration
 	// Retry bounds the pause before an unreachable gateway is tried again; 0: 2 s.
 	Retry time.Duration
+	// MaxAge is the age at which a connection is replaced, so that renewed certificates are used; 0: 1 minute.
+	MaxAge time.Duration
 	// Fence returns an error when this process is no longer the leader. It is called before a gateway's newer generation
 	// is overruled. Nil: this process always leads.
 	Fence func(context.Context) error
@@ -56,6 +59,8 @@ type Report struct {
 	Applied bool
 	// Asked says that it was contacted at least once.
 	Asked bool
+	// Certificate is the validity of its certificate, as of its last answer.
+	Certificate certs.Validity
 }
 
 // Clients are the clients of all gateways. Their methods are for one goroutine, except Reports.
@@ -81,6 +86,7 @@ func New(ctx context.Context, c Config) *Clients {
 	defaults(&c.Poll, 5*time.Second)
 	defaults(&c.SetTimeout, 2*time.Second)
 	defaults(&c.Retry, 2*time.Second)
+	defaults(&c.MaxAge, time.Minute)
 	if c.Fence == nil {
 		c.Fence = func(context.Context) error { return nil }
 	}
@@ -96,7 +102,7 @@ func (f *Clients) ReadGenerations(ctx context.Context, targets map[string]Target
 	var group errgroup.Group
 	for _, t := range targets {
 		group.Go(func() error {
-			p := newAPI(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout)
+			p := newAPI(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout, f.cfg.MaxAge)
 			defer p.close()
 			if s, err := p.state(ctx); err == nil {
 				f.raiseGeneration(s.Generation)

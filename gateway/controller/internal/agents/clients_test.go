@@ -51,8 +51,13 @@ func newLab(t *testing.T) *lab {
 // source returns a certificate of an identity, issued by an authority.
 func (l *lab) source(identity string, by *certs.Authority) *certs.Source {
 	l.t.Helper()
-	dir := l.t.TempDir()
-	pair, err := by.Issue(identity, time.Now(), time.Hour)
+	return l.open(l.write(l.t.TempDir(), identity, by, time.Hour))
+}
+
+// write writes the files of a certificate into a folder.
+func (l *lab) write(dir, identity string, by *certs.Authority, life time.Duration) certs.Files {
+	l.t.Helper()
+	pair, err := by.Issue(identity, time.Now(), life)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -62,6 +67,11 @@ func (l *lab) source(identity string, by *certs.Authority) *certs.Source {
 			l.t.Fatal(err)
 		}
 	}
+	return files
+}
+
+func (l *lab) open(files certs.Files) *certs.Source {
+	l.t.Helper()
 	s, err := certs.Open(files, slog.New(slog.DiscardHandler))
 	if err != nil {
 		l.t.Fatal(err)
@@ -102,7 +112,7 @@ func (g *gateway) start() {
 	if err != nil {
 		g.lab.t.Fatal(err)
 	}
-	own := g.lab.source(g.name, g.lab.authority)
+	own := g.lab.open(g.lab.write(g.dir, g.name, g.lab.authority, time.Hour))
 	ctx, stop := context.WithCancel(g.lab.t.Context())
 	g.stop, g.stopped = stop, make(chan error, 1)
 	go func() { g.stopped <- g.agent.Serve(ctx, listener, own, certs.Controller) }()
@@ -348,4 +358,38 @@ func TestUnknownClients(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Certificates that either end renews while they are connected are used by both, and reports have the expiry of the agent's.
+func TestRenewedCertificates(t *testing.T) {
+	l := newLab(t)
+	g := l.gateway("gw1")
+	dir := t.TempDir()
+	own := l.open(l.write(dir, certs.Controller, l.authority, time.Hour))
+	f := l.clients(func(c *Config) { c.TLS, c.MaxAge = own.Client, time.Millisecond })
+	f.Set(t.Context(), map[string]Target{"gw1": g.target("192.0.2.1")})
+	within := func(life time.Duration) func() bool {
+		return func() bool {
+			left := time.Until(f.Reports()["gw1"].Certificate.NotAfter)
+			return left > life-time.Hour && left <= life
+		}
+	}
+	await(t, "the report has the certificate's expiry", within(time.Hour))
+	l.write(g.dir, "gw1", l.authority, 10*time.Hour)
+	await(t, "it has that of the renewed one", within(10*time.Hour))
+
+	// The agent no longer accepts the controller's first certificate, as after its expiry.
+	next, err := certs.NewAuthority("next", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.write(dir, certs.Controller, next, time.Hour)
+	if err := os.WriteFile(filepath.Join(g.dir, "ca.crt"), next.Cert, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.write(g.dir, "gw1", l.authority, 20*time.Hour)
+	if err := os.WriteFile(filepath.Join(g.dir, "ca.crt"), append(next.Cert, '\n'), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the agent answers to the controller's renewed certificate", within(20*time.Hour))
 }

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
@@ -34,15 +35,21 @@ func (r *Refused) Error() string {
 	return fmt.Sprintf("refused with status %d: %s", r.Status, r.Message)
 }
 
-// api is the HTTP API of one agent.
+// api is the HTTP API of one agent. It is for one goroutine.
 type api struct {
 	url  string
 	http *http.Client
+	// Connections older than maxAge are replaced. Otherwise a renewed certificate of either end would not be used while the old
+	// connection is open, and the agent would refuse requests once the old certificate has expired.
+	maxAge    time.Duration
+	connected time.Time
+	// certificate is the validity of the agent's certificate, as of the last answer.
+	certificate certs.Validity
 }
 
 // newAPI returns the API at a URL.
-func newAPI(url string, config *tls.Config, timeout time.Duration) *api {
-	return &api{url: url, http: &http.Client{
+func newAPI(url string, config *tls.Config, timeout, maxAge time.Duration) *api {
+	return &api{url: url, maxAge: maxAge, http: &http.Client{
 		Timeout:       timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport:     &http.Transport{TLSClientConfig: config, TLSHandshakeTimeout: timeout, IdleConnTimeout: time.Minute, MaxIdleConns: 2},
@@ -64,6 +71,10 @@ func (p *api) reconfigure(ctx context.Context, r desired.Request) (desired.Statu
 }
 
 func (p *api) do(ctx context.Context, method, path string, body []byte, into any) error {
+	if time.Since(p.connected) >= p.maxAge {
+		p.http.CloseIdleConnections()
+		p.connected = time.Now()
+	}
 	where, err := url.JoinPath(p.url, path)
 	if err != nil {
 		return err
@@ -80,6 +91,9 @@ func (p *api) do(ctx context.Context, method, path string, body []byte, into any
 		return err
 	}
 	defer resp.Body.Close()
+	if resp.TLS != nil && len(resp.TLS.PeerCertificates) > 0 {
+		p.certificate = certs.ValidityOf(resp.TLS.PeerCertificates[0])
+	}
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", method, where, err)
