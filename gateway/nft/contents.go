@@ -13,6 +13,9 @@ type familySet struct {
 	v4  bool
 }
 
+// portSets are the maps ownPorts of both families, which have the same elements.
+var portSets = []familySet{{ownPorts, true}, {ownPorts, false}}
+
 // changes are the writes that lead from one state to another. An element whose value changes is in both.
 type changes struct{ remove, add map[familySet][]element }
 
@@ -31,10 +34,11 @@ type contents struct {
 	vips   map[netip.Addr]desired.VIP
 	tables map[listener]*table
 	wanted map[familySet]map[string]map[string]int // by key and value: number of VIPs that want it
+	ports  []element                               // of ownPorts, in both families
 }
 
 func newContents() *contents {
-	return &contents{map[netip.Addr]desired.VIP{}, map[listener]*table{}, map[familySet]map[string]map[string]int{}}
+	return &contents{vips: map[netip.Addr]desired.VIP{}, tables: map[listener]*table{}, wanted: map[familySet]map[string]map[string]int{}}
 }
 
 // replaceVIPs makes c hold the elements of vips. It returns the writes for that, and the previous versions of the VIPs
@@ -74,6 +78,24 @@ func (b *contents) replaceVIPs(vips []desired.VIP) (c changes, had []desired.VIP
 	return c, had
 }
 
+// replacePorts makes b hold the elements of ownPorts, in the same order as before, and adds the writes for that to c.
+func (b *contents) replacePorts(ports []element, c changes) {
+	for i := range max(len(b.ports), len(ports)) {
+		for _, p := range portSets {
+			before, after := absent, absent
+			key := ""
+			if i < len(b.ports) {
+				key, before = b.ports[i].key, b.ports[i].value
+			}
+			if i < len(ports) {
+				key, after = ports[i].key, ports[i].value
+			}
+			replaceElement(p, key, before, after, c)
+		}
+	}
+	b.ports = ports
+}
+
 // absent is the value of a missing element.
 const absent = "\x00absent"
 
@@ -91,7 +113,11 @@ func (b *contents) value(p familySet, key string) string {
 }
 
 func (b *contents) compare(p familySet, key, before string, c changes) {
-	after := b.value(p, key)
+	replaceElement(p, key, before, b.value(p, key), c)
+}
+
+// replaceElement adds the writes that replace an element's value to c.
+func replaceElement(p familySet, key, before, after string, c changes) {
 	if after == before {
 		return
 	}
@@ -197,6 +223,11 @@ func (b *contents) all() map[familySet]map[string]string {
 			if v := b.value(p, key); v != absent {
 				put(p, element{key, v})
 			}
+		}
+	}
+	for _, e := range b.ports {
+		for _, p := range portSets {
+			put(p, e)
 		}
 	}
 	for at, t := range b.tables {

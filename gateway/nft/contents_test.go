@@ -43,6 +43,11 @@ var states = rapid.Custom(func(t *rapid.T) *desired.State {
 		}
 		s.VIPs = append(s.VIPs, v)
 	}
+	if rapid.Bool().Draw(t, "slots") {
+		for range desired.SlotCount {
+			s.Slots = append(s.Slots, desired.Slot{Owner: rapid.IntRange(0, 2).Draw(t, "owner")})
+		}
+	}
 	return s
 })
 
@@ -54,9 +59,11 @@ func TestChangesLeadToState(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "changes") {
 			s := states.Draw(t, "state")
 			c, _ := b.replaceVIPs(s.VIPs)
+			b.replacePorts(portsOf(s), c)
 			apply(t, have, c)
 			fresh := newContents()
 			fresh.replaceVIPs(s.VIPs)
+			fresh.replacePorts(portsOf(s), newChanges())
 			if c := diff(have, fresh.all()); c.size() != 0 {
 				t.Fatalf("have and want differ: %v", c)
 			}

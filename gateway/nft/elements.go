@@ -33,6 +33,7 @@ const (
 	affinity                    // VIP, protocol, port -> chain of its affinity timeout
 	affinityBackends            // VIP, protocol, port, backend, port: the backend accepts connections of known clients
 	clients                     // client, VIP, protocol, port -> backend, port: the client's affinity, which the rules write
+	ownPorts                    // first port of a slot -> first and last port of the slot that the gateway uses instead
 	setCount
 )
 
@@ -106,6 +107,20 @@ func serving(f *desired.Frontend) []desired.Backend {
 func endpoint(a netip.Addr, p clusterset.Protocol, port uint16) string {
 	key := append(a.AsSlice(), byte(p), 0, 0, 0)
 	return string(append(binary.BigEndian.AppendUint16(key, port), 0, 0))
+}
+
+// portsOf returns the elements of ownPorts: none without slots, and the gateway takes any port.
+func portsOf(s *desired.State) (all []element) {
+	if len(s.Slots) == 0 {
+		return nil
+	}
+	for slot, instead := range s.OwnSlots() {
+		first, last := instead*desired.SlotPorts, (instead+1)*desired.SlotPorts-1
+		value := append(binary.BigEndian.AppendUint16(nil, uint16(max(first, 1))), 0, 0) // port 0 is none
+		value = append(binary.BigEndian.AppendUint16(value, uint16(last)), 0, 0)
+		all = append(all, element{string(binary.BigEndian.AppendUint16(nil, uint16(slot*desired.SlotPorts))), string(value)})
+	}
+	return all
 }
 
 // addrPort encodes an address and port as a value.

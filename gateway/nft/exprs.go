@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
 // family holds what differs between IPv4 and IPv6. Lengths and positions are in registers of four bytes.
@@ -81,6 +83,12 @@ func slot(from, n, to uint32) []expr.Any {
 	return one(&expr.Hash{
 		SourceRegister: reg(from), Length: 4 * n, DestRegister: reg(to), Modulus: slots, Seed: hashSeed, Type: expr.HashTypeJenkins,
 	})
+}
+
+// slotOf loads the first port of a port's slot. See desired.Slot.
+func slotOf(port field, to uint32) []expr.Any {
+	mask := binary.BigEndian.AppendUint16(nil, 1<<16-desired.SlotPorts)
+	return join(load(port, to), one(&expr.Bitwise{SourceRegister: reg(to), DestRegister: reg(to), Len: 2, Mask: mask, Xor: make([]byte, 2)}))
 }
 
 // in continues if the key in register 0 is in a set.

@@ -21,7 +21,7 @@ const hashSeed = 0x15740005
 var ourTable = &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 
 // setNames are the names of the sets, without the digit of the address family.
-var setNames = [setCount]string{"maglev", "maglev-restricted", "maglev-affinity", "restricted", "sources", "vips", "refused", "backends", "backend-frontends", "snat", "masquerade", "affinity", "affinity-backends", "clients"}
+var setNames = [setCount]string{"maglev", "maglev-restricted", "maglev-affinity", "restricted", "sources", "vips", "refused", "backends", "backend-frontends", "snat", "masquerade", "affinity", "affinity-backends", "clients", "own-ports"}
 
 func (p familySet) name() string {
 	if p.v4 {
@@ -65,11 +65,13 @@ func (p familySet) spec() *nftables.Set {
 	case clients:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, addr, proto, port), nftables.MustConcatSetType(addr, port)
 		s.HasTimeout, s.Dynamic, s.Size = true, true, maxClients
+	case ownPorts:
+		s.KeyType, s.DataType = port, nftables.MustConcatSetType(port, port)
 	default:
 		s.KeyType = addr
 	}
 	s.IsMap = s.IsMap || s.DataType.Bytes > 0
-	s.Concatenation = p.set != vipSet && p.set != snat && p.set != masquerade
+	s.Concatenation = p.set != vipSet && p.set != snat && p.set != masquerade && p.set != ownPorts
 	return s
 }
 
@@ -156,13 +158,20 @@ func (f family) returns() []rule {
 	}
 }
 
-// source receives the first packet of a connection as it leaves.
+// source receives the first packet of a connection as it leaves. The kernel keeps the client's port if it is free and in
+// the range. A connection that did not begin here more likely has its client's port than one of this gateway's.
 func (f family) source() []rule {
 	to := f.key // after the key
+	ports := to + f.addr
+	toVIP := join(f.is, destinationTranslated, originalDestination, f.mapped(snat, to))
+	anyPort := one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to)})
+	ownPort := one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to), RegProtoMin: reg(ports), RegProtoMax: reg(ports + 1)})
 	shown := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to), RegProtoMin: reg(to + f.addr)}
 	return []rule{
 		{"masquerade", join(f.is, destinationTranslated, originalDestination, f.in(masquerade), one(&expr.Masq{}))},
-		{"SNAT to the VIP", join(f.is, destinationTranslated, originalDestination, f.mapped(snat, to), one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to)}))},
+		{"SNAT to the VIP, of a TCP connection of another gateway", join(toVIP, protocolIs(unix.IPPROTO_TCP), flags(syn, 0), anyPort)},
+		{"SNAT to the VIP, with a port of the gateway's slots", join(toVIP, slotOf(sourcePort, ports), f.mappedFrom(ports, ownPorts, ports), ownPort)},
+		{"SNAT to the VIP, without slots", join(toVIP, anyPort)},
 		{"TCP connection of another gateway, identified by its backend", join(f.is, protocolIs(unix.IPPROTO_TCP), flags(syn, 0), f.sender, f.mapped(backendFrontends, to), one(shown))},
 		{"UDP connection of another gateway, identified by its backend", join(f.is, protocolIs(unix.IPPROTO_UDP), f.sender, f.mapped(backendFrontends, to), one(shown))},
 	}

@@ -84,10 +84,12 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before := slices.Collect(maps.Values(b.contents.vips))
+	before, ports := slices.Collect(maps.Values(b.contents.vips)), b.contents.ports
 	c, had := b.contents.replaceVIPs(s.VIPs)
+	b.contents.replacePorts(portsOf(s), c)
 	if err := b.write(c); err != nil {
 		b.contents.replaceVIPs(before)
+		b.contents.replacePorts(ports, newChanges())
 		b.generation = 0
 		b.reopen()
 		return err

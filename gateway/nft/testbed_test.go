@@ -219,15 +219,22 @@ func each(f func(*desired.Frontend)) func(*desired.VIP) {
 // apply applies a state to both gateways.
 func (w *testbed) apply(s *desired.State) {
 	w.t.Helper()
-	for i, g := range w.gateways {
-		in(w.t, g.ns, func() error {
-			if err := g.Apply(w.t.Context(), s); err != nil {
-				return fmt.Errorf("gateway %d: %w", i, err)
-			}
-			g.deletes.Wait() // no other caller
-			return nil
-		})
+	for g := range w.gateways {
+		w.applyTo(g, s)
 	}
+}
+
+// applyTo applies a state to one gateway.
+func (w *testbed) applyTo(gateway int, s *desired.State) {
+	w.t.Helper()
+	g := w.gateways[gateway]
+	in(w.t, g.ns, func() error {
+		if err := g.Apply(w.t.Context(), s); err != nil {
+			return fmt.Errorf("gateway %d: %w", gateway, err)
+		}
+		g.deletes.Wait() // no other caller
+		return nil
+	})
 }
 
 // flow is a connection of the client.
@@ -267,7 +274,13 @@ func (w *testbed) dial(network string, from netip.AddrPort, to netip.AddrPort) (
 // open opens a flow for a service of serve.
 func (w *testbed) open(family int, wish string) *flow {
 	w.t.Helper()
-	c, err := w.dial("tcp", netip.AddrPortFrom(clientAddrs[family], 0), netip.AddrPortFrom(vips[family], vipPort))
+	return w.openFrom(netip.AddrPortFrom(clientAddrs[family], 0), family, wish)
+}
+
+// openFrom opens a flow from an address and port of the client; port 0 is any.
+func (w *testbed) openFrom(from netip.AddrPort, family int, wish string) *flow {
+	w.t.Helper()
+	c, err := w.dial("tcp", from, netip.AddrPortFrom(vips[family], vipPort))
 	if err != nil {
 		w.t.Fatal(err)
 	}
