@@ -91,7 +91,7 @@ func newGroup(t *testing.T, c cell) *group {
 	}
 	_, err := g.certs.Update(order, time.Now())
 	g.check(err)
-	g.Lab, err = edge.Of(c.announce.gateways)
+	g.Lab, err = edge.NewWith(c.announce.gateways)
 	g.check(err)
 	t.Cleanup(func() { g.check(g.Close()) })
 	g.joinServers()

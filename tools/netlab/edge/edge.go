@@ -40,10 +40,10 @@ type Lab struct {
 }
 
 // New builds an edge with two gateways, without announcements.
-func New() (*Lab, error) { return Of(2) }
+func New() (*Lab, error) { return NewWith(2) }
 
-// Of builds an edge with up to three gateways, without announcements.
-func Of(gateways int) (*Lab, error) {
+// NewWith builds an edge with up to three gateways, without announcements.
+func NewWith(gateways int) (*Lab, error) {
 	l := &Lab{Gateways: make([]*netlab.Namespace, gateways)}
 	all := []**netlab.Namespace{&l.Client, &l.Router}
 	for i := range l.Gateways {
