@@ -120,6 +120,9 @@ func (c *Config) Validate() error {
 	return errors.Join(faults...)
 }
 
+// vrrpDir is the folder of keepalived's files.
+func (c *Config) vrrpDir() string { return filepath.Join(c.RunDir, "vrrp") }
+
 func (c *Config) statePath() string { return filepath.Join(c.StateDir, "state.json") }
 
 // logger returns the logger of the process, on standard error.

@@ -15,6 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/gateway/nft"
+	"github.com/isthmus-net/isthmus/gateway/vrrp"
 )
 
 func main() {
@@ -60,12 +61,14 @@ notice, for a restart: traffic stays in place, and the next process takes over.`
 		showCommand(cfg),
 		&cobra.Command{
 			Use:   "cleanup",
-			Short: "Remove the balancer from this machine",
-			Long: `Remove the nftables table and the eBPF program that balance on this machine. Traffic to its VIPs
-stops. Stop the gateway first: a running one creates them again.`,
+			Short: "Remove VIPs and the balancer from this machine",
+			Long: `Remove what a gateway that was killed leaves on this machine: keepalived and its VIPs, the nftables table, and the
+eBPF program. Traffic to its VIPs stops. Stop the gateway first: a running one creates them again.`,
 			Example: "  isthmus-gateway cleanup",
 			Args:    usage.NoArgs,
-			RunE:    func(*cobra.Command, []string) error { return errors.Join(nft.Remove(), ebpf.Remove(cfg.BPFFS)) },
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return errors.Join(vrrp.Cleanup(cmd.Context(), cfg.vrrpDir()), nft.Remove(), ebpf.Remove(cfg.BPFFS))
+			},
 		},
 	)
 	return root

@@ -119,7 +119,7 @@ func newAnnouncers(cfg Config, m mark, log *slog.Logger) ([]agent.Announcer, err
 	if err != nil {
 		return nil, fmt.Errorf("look for a predecessor: %w", err)
 	}
-	router, err := vrrp.New(vrrp.Config{Dir: filepath.Join(cfg.RunDir, "vrrp"), Log: log})
+	router, err := vrrp.New(vrrp.Config{Dir: cfg.vrrpDir(), Log: log})
 	if err != nil {
 		return nil, err
 	}
