@@ -25,7 +25,9 @@ type Flow struct {
 
 // Kept reports whether only the gateway that sends the flow can continue it: the backend sees that gateway's own address. Its peers
 // hand the client's packets over to it for as long as it lives.
-func (f Flow) Kept() bool { return f.Source.Addr() != f.Client.Addr() && f.Source.Addr() != f.VIP.Addr() }
+func (f Flow) Kept() bool {
+	return f.Source.Addr() != f.Client.Addr() && f.Source.Addr() != f.VIP.Addr()
+}
 
 func (f Flow) String() string {
 	return fmt.Sprintf("%s %s -> %s: %s -> %s", f.Protocol, f.Client, f.VIP, f.Source, f.Backend)
