@@ -240,8 +240,11 @@ func (r *Router) cleanup(ctx context.Context) error {
 }
 
 // Cleanup stops the keepalived of a folder, if it runs, and removes the addresses that it left on devices. Call it when a
-// gateway is removed for good.
+// gateway is removed for good. It succeeds if there is none.
 func Cleanup(ctx context.Context, dir string) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil // it never ran
+	}
 	process := keepalived{dir: dir}
 	r := &Router{process: process, addresses: addressFile(process.file("addresses.json"))}
 	return r.cleanup(ctx)
