@@ -53,7 +53,6 @@ func TestGateways(t *testing.T) {
 	}
 	t.Run("master dies", func(t *testing.T) { masterDies(t, edge, dir) })
 	t.Run("gateway on node", gatewayOnNode)
-	t.Run("gateways are replaced", gatewaysAreReplaced)
 }
 
 // gatewayDies: a Service gets a floating IP of a real Neutron, and a client behind a router
