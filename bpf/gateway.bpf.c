@@ -680,7 +680,7 @@ __noinline int open_flow(struct __sk_buff *skb, const struct packet *p, const st
 		return verdict == TC_ACT_SHOT ? drop(0, GATEWAY_DROP_NO_FLOW) : verdict;
 	}
 	if (fe && !is_syn(p)) {
-		verdict = hand_to_keeper(skb, p);
+		verdict = hand_to_owner(skb, p);
 		if (verdict != TC_ACT_SHOT)
 			return verdict;
 	}

@@ -107,8 +107,8 @@ _Static_assert(sizeof(struct gateway_peer) == 16, "gateway_peer is 16 bytes");
 
 /* Value of `peer_flows`, whose key is that of a client's packets: only this other gateway can continue the flow. */
 struct gateway_peer_flow {
-	struct gateway_peer keeper;
-	__u64 heard; /* when a packet or the gateway told of the flow, CLOCK_MONOTONIC in ns */
+	struct gateway_peer owner;
+	__u64 seen; /* when its client sent a packet here, or its owner announced it, CLOCK_MONOTONIC in ns */
 };
 _Static_assert(sizeof(struct gateway_peer_flow) == 24, "gateway_peer_flow is 24 bytes");
 

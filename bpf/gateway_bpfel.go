@@ -171,12 +171,12 @@ type gatewayGatewayOriginKey struct {
 }
 
 type gatewayGatewayPeerFlow struct {
-	_      structs.HostLayout
-	Keeper struct {
+	_     structs.HostLayout
+	Owner struct {
 		_    structs.HostLayout
 		Addr [16]uint8
 	}
-	Heard uint64
+	Seen uint64
 }
 
 type gatewayGatewayScratch struct {

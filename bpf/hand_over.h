@@ -9,8 +9,8 @@
  * gateways alike for a slot, owner before previous owner. So no packet circles, even while gateways have different
  * states.
  *
- * A flow whose client was replaced by a gateway's own address stays with that gateway. It tells the others, which hand
- * its clients' packets over for as long as it lives.
+ * A flow whose client was replaced by a gateway's own address stays with that gateway, its owner. The owner announces
+ * it to the others, which hand the client's packets over while they can reach the owner.
  *
  * An answer to the client itself names no gateway, if several frontends have its backend and port. Nor does a client's
  * packet. All get a copy then.
@@ -144,6 +144,17 @@ static __always_inline void count_handed_over(void)
 		++*count;
 }
 
+/* Sends a packet to another gateway. Returns the TC action. */
+static __always_inline int redirect_to_peer(struct __sk_buff *skb, const struct packet *p, const struct peer_link *to)
+{
+	if (p->part == PART_FIRST)
+		remember_fragment(p);
+	if (!lower_hops(skb, p) || bpf_skb_store_bytes(skb, 0, to->macs, sizeof(to->macs), 0))
+		return TC_ACT_SHOT;
+	count_handed_over();
+	return bpf_redirect(to->ifindex, 0);
+}
+
 /* Hands a backend's packet to a VIP over, which belongs to no flow here. Returns TC_ACT_SHOT if no other gateway is to
  * get it. */
 __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
@@ -161,23 +172,18 @@ __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
 	sender = find_sender(skb);
 	if (sender == number || (sender && slot->owner))
 		return TC_ACT_SHOT;
-	if (p->part == PART_FIRST)
-		remember_fragment(p);
-	if (!lower_hops(skb, p) || bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0))
-		return TC_ACT_SHOT;
-	count_handed_over();
-	return bpf_redirect(to.ifindex, 0);
+	return redirect_to_peer(skb, p, &to);
 }
 
-/* A flow of another gateway is forgotten when neither a packet nor the gateway has told of it for so long. */
+/* An entry of `peer_flows` is valid for so long after it was last seen. */
 #define PEER_FLOW_NS (NS_PER_S * 300)
 
-/* Hands a client's packet over to the gateway that alone can continue its flow. Returns TC_ACT_SHOT if there is none,
- * or it cannot be reached: then it is dead, and what happens next ends the connection. */
-__noinline int hand_to_keeper(struct __sk_buff *skb, const struct packet *p)
+/* Hands a client's packet over to the owner of its flow. Returns TC_ACT_SHOT if there is none, or it cannot be reached.
+ * Such an owner is dead: the packet then opens another flow, whose backend resets the connection. */
+__noinline int hand_to_owner(struct __sk_buff *skb, const struct packet *p)
 {
 	struct gateway_peer_flow *flow;
-	struct gateway_peer keeper;
+	struct gateway_peer owner;
 	struct peer_link to = {};
 	struct conn_key key;
 	__u64 now = now_ns();
@@ -186,22 +192,17 @@ __noinline int hand_to_keeper(struct __sk_buff *skb, const struct packet *p)
 		return TC_ACT_SHOT;
 	key = p->key;
 	flow = bpf_map_lookup_elem(&peer_flows, &key);
-	if (!flow || since(flow->heard, now) >= PEER_FLOW_NS)
+	if (!flow || since(flow->seen, now) >= PEER_FLOW_NS)
 		return TC_ACT_SHOT;
-	keeper = flow->keeper;
-	flow->heard = now;
-	if (find_link(skb, &keeper, &to) != PEER_FOUND) {
+	owner = flow->owner;
+	flow->seen = now;
+	if (find_link(skb, &owner, &to) != PEER_FOUND) {
 		bpf_map_delete_elem(&peer_flows, &key);
 		return TC_ACT_SHOT;
 	}
 	if (find_sender(skb))
 		return TC_ACT_SHOT;
-	if (p->part == PART_FIRST)
-		remember_fragment(p);
-	if (!lower_hops(skb, p) || bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0))
-		return TC_ACT_SHOT;
-	count_handed_over();
-	return bpf_redirect(to.ifindex, 0);
+	return redirect_to_peer(skb, p, &to);
 }
 
 /* Hands a copy of a packet to every other gateway, one of which has its flow. Returns false if there is none,

@@ -30,7 +30,7 @@ import (
 const closeTimeout = 20 * time.Second
 
 // lastHandshakes is how long a drained gateway goes on exchanging flows after neighbours have moved their traffic. Connections whose
-// handshake was under way open here, by packets that the other gateway hands over, and the other gateway learns of them.
+// handshake was under way open here, by packets that the other gateway hands over, and are then sent to it.
 const lastHandshakes = time.Second
 
 // gateway is the running process: its agent, and everything that answers the outside.

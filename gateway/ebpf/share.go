@@ -197,8 +197,8 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 			}
 			continue
 		}
-		if f.Kept() {
-			if err := b.leave(&f, proto); err != nil {
+		if f.Masqueraded() {
+			if err := b.storePeerFlow(&f, proto); err != nil {
 				return nil, err
 			}
 			continue
@@ -216,33 +216,37 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 	return early, nil
 }
 
-// leave notes that a peer keeps a flow, so that packets of its client are handed over to it.
-func (b *Balancer) leave(f *flows.Flow, proto uint8) error {
-	is := bpf.GatewayPeerFlow{Heard: now()}
+// storePeerFlow stores the owner of a masqueraded flow, which gets the packets of its client. A flow whose owner has no address to hand
+// them to is not stored.
+func (b *Balancer) storePeerFlow(f *flows.Flow, proto uint8) error {
+	is := bpf.GatewayPeerFlow{Seen: now()}
 	for _, p := range b.applied.Peers {
 		if p.Name == f.Gateway && p.Address.IsValid() {
-			is.Keeper.Addr = bpf.Addr16(p.Address)
+			is.Owner.Addr = bpf.Addr16(p.Address)
 		}
 	}
-	if is.Keeper.Addr == [16]byte{} {
-		return nil // it can not be handed over
+	if is.Owner.Addr == [16]byte{} {
+		return nil
 	}
-	key := bpf.GatewayConnKey{
-		Client: bpf.Addr16(f.Client.Addr()), ClientPort: f.Client.Port(), Server: bpf.Addr16(f.VIP.Addr()), ServerPort: f.VIP.Port(), Proto: proto,
-	}
+	key := clientKey(f, proto)
 	if err := b.k.maps[bpf.MapGatewayPeerFlows].Put(key, is); err != nil {
-		return fmt.Errorf("leave flow %s to its gateway: %w", f, err)
+		return fmt.Errorf("store the owner of flow %s: %w", f, err)
 	}
 	return nil
+}
+
+// clientKey returns the key of the client's packets of a flow.
+func clientKey(f *flows.Flow, proto uint8) bpf.GatewayConnKey {
+	return bpf.GatewayConnKey{
+		Client: bpf.Addr16(f.Client.Addr()), ClientPort: f.Client.Port(), Server: bpf.Addr16(f.VIP.Addr()), ServerPort: f.VIP.Port(), Proto: proto,
+	}
 }
 
 // answer notes that the backend of a flow has spoken, if only its client has here. The client's next packet then opens the flow. A
 // flow whose client has not spoken here is not stored: a backend that makes up clients would crowd out others.
 func (b *Balancer) answer(f *flows.Flow, proto uint8) error {
 	m := b.k.maps[bpf.MapHandshakes]
-	key := bpf.GatewayConnKey{
-		Client: bpf.Addr16(f.Client.Addr()), ClientPort: f.Client.Port(), Server: bpf.Addr16(f.VIP.Addr()), ServerPort: f.VIP.Port(), Proto: proto,
-	}
+	key := clientKey(f, proto)
 	reply := bpf.GatewayConnKey{
 		Client: key.Client, ClientPort: f.Source.Port(), Server: bpf.Addr16(f.Backend.Addr()), ServerPort: f.Backend.Port(), Proto: proto, Reply: 1,
 	}

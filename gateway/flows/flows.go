@@ -23,9 +23,9 @@ type Flow struct {
 	Gateway string `json:"-"`
 }
 
-// Kept reports whether only the gateway that sends the flow can continue it: the backend sees that gateway's own address. Its peers
-// hand the client's packets over to it for as long as it lives.
-func (f Flow) Kept() bool {
+// Masqueraded reports whether the backend sees the sender's own address. Only the sender can continue such a flow: its peers hand the
+// client's packets over to it.
+func (f Flow) Masqueraded() bool {
 	return f.Source.Addr() != f.Client.Addr() && f.Source.Addr() != f.VIP.Addr()
 }
 
