@@ -1,14 +1,10 @@
 package gateways_test
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -77,7 +73,7 @@ type group struct {
 	agents     []*gateways.Process
 	folders    []string
 	certs      certs.Folder
-	controller []*http.Client
+	controller []*gateways.Client
 	generation uint64
 }
 
@@ -250,16 +246,9 @@ func (g *group) prepare(i int) {
 	}
 	own, err := certs.Open(g.certs.Files(certs.Controller), slog.New(slog.DiscardHandler))
 	g.check(err)
-	transport := &http.Transport{TLSClientConfig: own.Client(name(i)), DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
-		err = g.Router.Do(func() error {
-			c, err = new(net.Dialer).DialContext(ctx, network, addr)
-			return err
-		})
-		return c, err
-	}}
-	g.controller[i] = &http.Client{Transport: transport, Timeout: 10 * time.Second}
+	g.controller[i] = gateways.NewClient(g.Router, own, name(i), g.endpoint(i), 10*time.Second)
 	g.t.Cleanup(func() {
-		transport.CloseIdleConnections()
+		g.controller[i].Close()
 		if g.agents[i] != nil {
 			g.check(g.agents[i].Kill())
 		}
@@ -287,7 +276,7 @@ func (g *group) start(i int) {
 		if !g.agents[i].Runs() {
 			g.t.Fatalf("%s has ended:\n%s", name(i), g.agents[i].Log())
 		}
-		return g.ask(i, http.MethodGet, "/v1/state", nil, new(desired.Status))
+		return g.controller[i].Ask(g.t.Context(), http.MethodGet, "/v1/state", nil, new(desired.Status))
 	})
 }
 
@@ -310,27 +299,6 @@ func (g *group) reboot(i int) {
 
 func (g *group) endpoint(i int) string {
 	return netip.AddrPortFrom(edge.Gateways[i][g.family], agentPort).String()
-}
-
-// ask sends a request to a gateway, as its controller.
-func (g *group) ask(i int, method, path string, body []byte, answer any) error {
-	request, err := http.NewRequestWithContext(g.t.Context(), method, "https://"+g.endpoint(i)+path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	response, err := g.controller[i].Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	said, err := io.ReadAll(response.Body)
-	if err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s: %s", name(i), response.Status, said)
-	}
-	return json.Unmarshal(said, answer)
 }
 
 // apply gives a gateway its state.
@@ -367,7 +335,7 @@ func (g *group) apply(i int) {
 		}
 	}
 	request := desired.NewRequest(g.generation, s)
-	g.check(g.ask(i, http.MethodPost, "/v1/reconfigure", request.JSON(), new(desired.Status)))
+	g.check(g.controller[i].Ask(g.t.Context(), http.MethodPost, "/v1/reconfigure", request.JSON(), new(desired.Status)))
 }
 
 // awaitServing waits until packets to the VIP go through exactly these gateways.

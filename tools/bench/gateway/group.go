@@ -1,14 +1,10 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -73,7 +69,7 @@ type group struct {
 	servers    *netlab.Namespace
 	agents     [2]*gateways.Process
 	folders    [2]string // files of the agents
-	controller [2]*http.Client
+	controller [2]*gateways.Client
 	generation uint64
 	undo       []func() error
 }
@@ -158,16 +154,9 @@ func (g *group) prepare(i int) (err error) {
 	if err != nil {
 		return err
 	}
-	transport := &http.Transport{TLSClientConfig: own.Client(gatewayName(i)), DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
-		err = g.Router.Do(func() error {
-			c, err = new(net.Dialer).DialContext(ctx, network, addr)
-			return err
-		})
-		return c, err
-	}}
-	g.controller[i] = &http.Client{Transport: transport, Timeout: timeout}
+	g.controller[i] = gateways.NewClient(g.Router, own, gatewayName(i), g.endpoint(i), timeout)
 	g.undo = append(g.undo, func() error {
-		transport.CloseIdleConnections()
+		g.controller[i].Close()
 		if g.agents[i] == nil {
 			return nil
 		}
@@ -197,33 +186,12 @@ func (g *group) start(ctx context.Context, i int) (err error) {
 		if !g.agents[i].Runs() {
 			return "", fmt.Errorf("%s has ended:\n%s", gatewayName(i), g.agents[i].Log())
 		}
-		return missing(g.ask(ctx, i, http.MethodGet, "/v1/state", nil, new(desired.Status))), nil
+		return missing(g.controller[i].Ask(ctx, http.MethodGet, "/v1/state", nil, new(desired.Status))), nil
 	})
 }
 
 func (*group) endpoint(i int) string {
 	return netip.AddrPortFrom(edge.Gateways[i][0], agentPort).String()
-}
-
-// ask sends a request to a gateway, as its controller.
-func (g *group) ask(ctx context.Context, i int, method, path string, body []byte, answer any) error {
-	request, err := http.NewRequestWithContext(ctx, method, "https://"+g.endpoint(i)+path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	response, err := g.controller[i].Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	said, err := io.ReadAll(response.Body)
-	if err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s: %s", gatewayName(i), response.Status, said)
-	}
-	return json.Unmarshal(said, answer)
 }
 
 // reconfigure applies VIPs to a gateway, and returns the time from the state to the answer.
@@ -242,7 +210,7 @@ func (g *group) apply(ctx context.Context, i int, vips []desired.VIP, cordoned b
 	begin := time.Now()
 	request := desired.NewRequest(g.generation, s)
 	var answer desired.Status
-	if err := g.ask(ctx, i, http.MethodPost, "/v1/reconfigure", request.JSON(), &answer); err != nil {
+	if err := g.controller[i].Ask(ctx, http.MethodPost, "/v1/reconfigure", request.JSON(), &answer); err != nil {
 		return 0, err
 	}
 	return time.Since(begin), nil
