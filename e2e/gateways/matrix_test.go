@@ -50,7 +50,7 @@ func (c cell) String() string {
 }
 
 // daily is the cell of make test.
-const daily = "ebpf, snat, BGP, 3 equal, IPv4"
+const daily = "ebpf, routed, VRRP, IPv6"
 
 // matrix returns all cells.
 func matrix() (all []cell) {
@@ -214,7 +214,7 @@ func echo(l net.Listener) {
 	}
 }
 
-// once connects, asks and hears the answer.
+// once connects, sends a request and reads the answer.
 func (g *group) once() error {
 	var c net.Conn
 	if err := g.Client.Do(func() (err error) {
