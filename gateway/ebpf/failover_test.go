@@ -507,24 +507,37 @@ func TestTakeovers(t *testing.T) {
 }
 
 // Connections of a gateway that masquerades stay with it when the router leads their clients to another one, which hands them over:
-// the router's choice changes when a third gateway comes or goes, and when one is drained.
+// the router's choice changes when a third gateway comes or goes, and when one is drained. The other one does so whether it knows
+// their owner yet or not.
 func TestMasqueradedConnectionsThatMove(t *testing.T) {
 	w := newTestbed(t)
 	w.serve()
 	w.applySlots(state(desired.Masquerade, 1, 2, 3, 4), alternate)
 	w.exchange(0, 1)
+	w.exchange(1, 0)
 	w.lead(0)
 	for f := range vips {
-		all := w.openAll(f)
-		w.lead(1)
-		if idle, download, upload := all.broken(w); idle+download+upload > 0 {
-			t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken", families[f], idle, download, upload, each)
+		for _, announced := range []bool{false, true} {
+			had := w.peerFlows(1)
+			all := w.openAll(f)
+			if announced {
+				w.until(func() bool { return w.peerFlows(1) >= had+3*each }, "the other gateway knows the owner of every connection")
+			}
+			w.lead(1)
+			if idle, download, upload := all.broken(w); idle+download+upload > 0 {
+				t.Errorf("%s, announced %t: %d idle, %d download and %d upload connections of %d each are broken", families[f], announced, idle, download, upload, each)
+			}
+			w.lead(0)
 		}
-		if n := w.refusals(1)["no_flow"]; n > 0 {
-			t.Errorf("%d packets found no flow", n)
-		}
-		w.lead(0)
 	}
+}
+
+// peerFlows returns how many flows of other gateways a gateway knows.
+func (w *testbed) peerFlows(g int) int {
+	w.t.Helper()
+	all := map[bpf.GatewayConnKey]bpf.GatewayPeerFlow{}
+	w.check(dump(w.balancers[g].k.maps[bpf.MapGatewayPeerFlows], all))
+	return len(all)
 }
 
 // exchange sends a gateway's flows to the other one until the test ends.
