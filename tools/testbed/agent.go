@@ -158,7 +158,7 @@ func (tb *Testbed) ReviveAgent(ctx context.Context, member, node string) error {
 	if err := tb.Lab.Start(ctx, node, "kubelet"); err != nil {
 		return fmt.Errorf("start the kubelet of %s: %w", node, err)
 	}
-	return Eventually(ctx, time.Minute, func(ctx context.Context) error {
+	return Eventually(ctx, 3*time.Minute, func(ctx context.Context) error {
 		said, err := tb.AgentStatus(ctx, member, node)
 		if err != nil {
 			return err
