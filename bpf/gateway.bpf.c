@@ -720,6 +720,11 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, const 
 	if (is_icmp(p))
 		return serve_icmp(skb, p, vip);
 	c = find_flow(skb, p);
+	if (c && may_matter_to_owner(p, c) && !(vip->flags & GATEWAY_OWN)) {
+		verdict = hand_to_port_owner(skb, p, c);
+		if (verdict != TC_ACT_SHOT)
+			return verdict;
+	}
 	if (c) {
 		c = advance(p, c);
 		return c ? forward(skb, p, c) : TC_ACT_SHOT;

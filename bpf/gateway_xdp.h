@@ -4,7 +4,8 @@
  * established flows and passes everything else to the program at the ingress, which runs next.
  *
  * Of a flow it changes only the window, so it passes every packet that could change more: a SYN, FIN or RST, a packet
- * of a half-open flow, and some times a second a packet of each flow, when that is due for a check. The program at the
+ * of a half-open flow, an acknowledgement that another gateway may have to see, and some times a second a packet of
+ * each flow, when that is due for a check. The program at the
  * ingress therefore notices by itself that a flow has ended or its backend was removed. The kernel forwards those
  * packets and notices that a neighbour is gone.
  *
@@ -27,6 +28,7 @@
 #include "flow_maps.h"
 #include "gateway.h"
 #include "gateway_maps.h"
+#include "hand_over.h"
 #include "net.h"
 #include "packet_parse.h"
 #include "packet_rewrite.h"
@@ -164,7 +166,8 @@ static __always_inline struct conn *translate_ends(struct ends *e, const struct 
 	__builtin_memcpy(key.client, ADDR(reply ? e->destination : e->source), sizeof(key.client));
 	__builtin_memcpy(key.server, ADDR(reply ? e->source : e->destination), sizeof(key.server));
 	c = key.proto == IPPROTO_UDP ? bpf_map_lookup_elem(&udp_flows, &key) : bpf_map_lookup_elem(&flows, &key);
-	if (!c || c->state < CONN_OPEN || is_due(c))
+	if (!c || c->state < CONN_OPEN || is_due(c) ||
+	    (f->proto == IPPROTO_TCP && is_due_to_owner(c, f->ack, f->window)))
 		return NULL;
 	follow_window(f->flags, f->ack, f->window, c);
 	if (reply)

@@ -9,6 +9,11 @@
  * gateways alike for a slot, owner before previous owner. So no packet circles, even while gateways have different
  * states.
  *
+ * A router may lead all packets of a backend to another gateway than the client's, and that one translates them once it
+ * knows the flow. The slot's owner still keeps the flow's state, because it gives the port to another flow after the
+ * end. So it gets the packets that matter for that: a RST or FIN, and acknowledgements, which tell the window that
+ * a client's FIN must lie in. It also gets each SYN+ACK, since here its port may still belong to an earlier flow.
+ *
  * A flow whose client was replaced by a gateway's own address stays with that gateway, its owner. The owner announces
  * it to the others, which hand the client's packets over while they can reach the owner.
  *
@@ -173,6 +178,74 @@ __noinline int hand_over(struct __sk_buff *skb, const struct packet *p)
 	if (sender == number || (sender && slot->owner))
 		return TC_ACT_SHOT;
 	return redirect_to_peer(skb, p, &to);
+}
+
+/* So many bytes are acknowledged between two acknowledgements that a slot's owner gets, less than any usual window. */
+#define ACK_BYTES (16 << 10)
+
+/* Reports whether the owner of a port must get a backend's packet: this gateway's flow of it is over, or the next
+ * acknowledgement would lie beyond the window that the owner knows. The entries of a second translation have no window
+ * of their own. Their `ack` and `edge` are the number and the window, not scaled, that the owner last got. */
+static __always_inline bool is_due_to_owner(const struct conn *c, __u32 ack, __u16 window)
+{
+	return c->window & WINDOW_SECOND && (c->state == CONN_CLOSED || ack - c->ack >= ACK_BYTES || window > c->edge);
+}
+
+/* Ends this gateway's copy of a flow, in all four entries. `key` and `c` are those of the backend's packets. */
+static __noinline int end_copy(const struct conn_key *key, struct conn *c, enum conn_state state)
+{
+	struct conn_key k = other_key(key, c);
+	struct conn *other = find_entry(&k);
+
+	c->state = state;
+	if (other)
+		other->state = state;
+	k = *key;
+	__builtin_memcpy(k.server, c->addr, sizeof(k.server));
+	k.server_port = c->server_port;
+	k.client_port = c->client_port;
+	reverse_key(&k);
+	other = find_entry(&k);
+	if (!other)
+		return 0;
+	other->state = state;
+	k = other_key(&k, other);
+	other = find_entry(&k);
+	if (other)
+		other->state = state;
+	return 0;
+}
+
+/* Hands a backend's packet of a known flow over, if another gateway has its port and must get it. Returns TC_ACT_SHOT
+ * if not. After a SYN+ACK the owner gets all packets until it announces the flow. An end is handed over once: if the
+ * owner does not know the flow, the backend sends it again. */
+__noinline int hand_to_port_owner(struct __sk_buff *skb, const struct packet *p, struct conn *c)
+{
+	struct gateway_slot *slot;
+	bool ends;
+	int verdict;
+
+	if (!p || !c)
+		return TC_ACT_SHOT;
+	ends = p->kind & (TCP_FIN | TCP_RST);
+	if (p->kind & TCP_ACK) {
+		c->ack = p->ack;
+		c->edge = p->window;
+	}
+	slot = find_slot(p->key.server_port);
+	if (!slot || !slot->owner || (ends && c->state == CONN_CLOSING))
+		return TC_ACT_SHOT;
+	verdict = hand_over(skb, p);
+	if (verdict != TC_ACT_SHOT && (ends || p->kind & TCP_SYN))
+		end_copy(&p->key, c, ends ? CONN_CLOSING : CONN_CLOSED);
+	return verdict;
+}
+
+/* Reports whether hand_to_port_owner is to look at a packet. */
+static __always_inline bool may_matter_to_owner(const struct packet *p, const struct conn *c)
+{
+	return c->window & WINDOW_SECOND && p->key.proto == IPPROTO_TCP && !p->key.reply && p->part != PART_LATER &&
+	       (p->kind & (TCP_SYN | TCP_FIN | TCP_RST) || is_due_to_owner(c, p->ack, p->window));
 }
 
 /* An entry of `peer_flows` is valid for so long after it was last seen. */

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -663,6 +664,106 @@ func TestPortsOfSlots(t *testing.T) {
 		if taken < desired.SlotCount {
 			t.Errorf("gateway %d has %d flows, want those of UDP at least", g, taken)
 		}
+	}
+}
+
+// A connection may end while all of its answers come to another gateway than the client's packets. The one that has the port sees the
+// end all the same: otherwise its ports would run out.
+func TestEndsAreSeen(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	w.applySlots(state(desired.SNAT, 1), alternate)
+	w.exchange(0, 1)
+	w.exchange(1, 0)
+	w.lead(0)
+	w.leadBack(1)
+	const lines = 100_000
+	from := uint16(2*desired.SlotPorts + 77) // in a slot of gateway 0
+	for f := range vips {
+		for name, end := range map[string]func(*conn) error{
+			"by the client": (*conn).Close,
+			"by the backend": func(c *conn) error {
+				if _, err := fmt.Fprintln(c, "end"); err != nil {
+					return err
+				}
+				_, err := c.Read(make([]byte, 1))
+				if !errors.Is(err, io.EOF) {
+					return fmt.Errorf("read %w, want the end", err)
+				}
+				return c.Close()
+			},
+		} {
+			from++
+			upload := fmt.Sprint(families[f], name)
+			c, err := w.dial("tcp", f, servedPort, from)
+			w.check(err)
+			_, _, err = c.ask("hello")
+			w.check(err)
+			w.until(func() bool { return len(w.states(1, f, from)) == 4 }, "the other gateway knows the connection")
+			_, err = io.WriteString(c, strings.Repeat("upload "+upload+"\n", lines))
+			w.check(err)
+			w.until(func() bool { return w.hasUploaded(upload) == lines }, "the backend gets all")
+			w.check(end(c))
+			for g := range w.balancers {
+				w.until(func() bool {
+					return !slices.ContainsFunc(w.states(g, f, from), func(s bpf.ConnState) bool { return s < bpf.ConnClosing })
+				}, fmt.Sprintf("%s: gateway %d sees the end %s", families[f], g, name))
+			}
+		}
+	}
+}
+
+// states returns the states of the entries of TCP flows that a gateway has for a client's port, if the backend sees the same port.
+func (w *testbed) states(g, f int, port uint16) (all []bpf.ConnState) {
+	w.t.Helper()
+	entries := map[bpf.GatewayConnKey]bpf.GatewayConn{}
+	w.check(dump(w.balancers[g].k.maps[bpf.MapFlows], entries))
+	for key, c := range entries {
+		if bpf.AddrOf(key.Client).Is4() == vips[f].Is4() && (key.ClientPort == port || key.ServerPort == port) {
+			all = append(all, bpf.ConnState(c.State))
+		}
+	}
+	return all
+}
+
+// A gateway takes a port again as soon as its connection has ended. Another one may still have the earlier connection, and hands
+// the backend's answer over.
+func TestPortsAreTakenAgain(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	w.applySlots(state(desired.SNAT, 1), alternate)
+	w.exchange(0, 1)
+	w.exchange(1, 0)
+	w.lead(0)
+	w.leadBack(1)
+	const own, others = 2*desired.SlotPorts + 77, 31*desired.SlotPorts + 77 // gateway 0 moves the second one to the first
+	for f := range vips {
+		first, err := w.dial("tcp", f, servedPort, own)
+		w.check(err)
+		_, _, err = first.ask("hello")
+		w.check(err)
+		w.until(func() bool { return len(w.states(1, f, own)) == 4 }, "the other gateway knows the connection")
+		_, _, err = first.ask("again") // and it is no standby there any more
+		w.check(err)
+		w.check(first.Conn.(*net.TCPConn).SetLinger(0))
+		w.check(first.Close())
+		w.until(func() bool { return slices.Contains(w.states(0, f, own), bpf.ConnClosed) }, "the reset passes")
+		second, err := w.dial("tcp", f, servedPort, others)
+		if err != nil {
+			t.Errorf("%s: %v", families[f], err)
+			continue
+		}
+		for range 50 {
+			if _, _, err := second.ask("hello"); err != nil {
+				t.Errorf("%s: %v", families[f], err)
+				break
+			}
+			time.Sleep(5 * time.Millisecond) // before the flow is announced, and after
+		}
+		if open := slices.Index(w.states(0, f, own), bpf.ConnOpen); open < 0 {
+			t.Errorf("%s: the second connection has another port", families[f])
+		}
+		_ = second.Close()
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
@@ -301,6 +302,7 @@ func (b *Balancer) storeFlow(f *flows.Flow, proto uint8, c bpf.GatewayConn) erro
 		clientPort     uint16
 		window         uint8
 	}
+	takes := b.takesPort(f, proto)
 	known := netip.AddrPortFrom(f.Client.Addr(), f.Source.Port()) // the client between the two translations, or as the backend sees it
 	entries := []entry{{known, f.Backend, 1, f.VIP, f.Client.Port(), 0}}
 	if f.Source.Addr() != f.Client.Addr() {
@@ -314,28 +316,67 @@ func (b *Balancer) storeFlow(f *flows.Flow, proto uint8, c bpf.GatewayConn) erro
 			Client: bpf.Addr16(e.client.Addr()), ClientPort: e.client.Port(), Server: bpf.Addr16(e.server.Addr()), ServerPort: e.server.Port(), Proto: proto, Reply: e.reply,
 		}
 		c.Addr, c.ServerPort, c.ClientPort, c.Window = bpf.Addr16(e.becomes.Addr()), e.becomes.Port(), e.clientPort, e.window
-		if err := b.storeUnlessOwn(&key, &c); err != nil {
+		if err := b.storeUnlessOwn(&key, &c, takes); err != nil {
 			return fmt.Errorf("store flow %s: %w", f, err)
 		}
 	}
 	return nil
 }
 
-// storeUnlessOwn stores an entry, unless a flow of this gateway has the key.
-func (b *Balancer) storeUnlessOwn(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error {
-	name := bpf.MapFlows
-	if key.Proto == unix.IPPROTO_UDP {
-		name = bpf.MapUDPFlows
+// ownsPort reports whether the slot of a port belongs to a peer.
+func (b *Balancer) ownsPort(peer string, source netip.AddrPort) bool {
+	if len(b.applied.Slots) == 0 {
+		return false
 	}
-	m := b.k.maps[name]
+	owner := b.applied.Slots[source.Port()/desired.SlotPorts].Owner
+	return owner > 0 && b.applied.Peers[owner-1].Name == peer
+}
+
+// flowsOf returns the map that has the open flows of a protocol.
+func (b *Balancer) flowsOf(proto uint8) *ebpf.Map {
+	if proto == unix.IPPROTO_UDP {
+		return b.k.maps[bpf.MapUDPFlows]
+	}
+	return b.k.maps[bpf.MapFlows]
+}
+
+// takesPort reports whether a flow takes the place of any earlier one with its port: its sender owns the port, and so knows that the
+// earlier one is over. One whose client's packets came here is not: this gateway opened it while the port was its own.
+func (b *Balancer) takesPort(f *flows.Flow, proto uint8) bool {
+	if f.Source.Addr() != f.VIP.Addr() || !b.ownsPort(f.Gateway, f.Source) {
+		return false
+	}
+	m := b.flowsOf(proto)
+	backend := bpf.GatewayConnKey{
+		Client: bpf.Addr16(f.Backend.Addr()), ClientPort: f.Backend.Port(), Server: bpf.Addr16(f.Source.Addr()), ServerPort: f.Source.Port(), Proto: proto,
+	}
+	var c bpf.GatewayConn
+	if m.Lookup(backend, &c) != nil {
+		return true
+	}
+	reply := bpf.GatewayConnKey{Client: c.Addr, ClientPort: c.ServerPort, Server: backend.Client, ServerPort: backend.ClientPort, Proto: proto, Reply: 1}
+	if m.Lookup(reply, &c) != nil {
+		return true
+	}
+	client := bpf.GatewayConnKey{Client: reply.Client, ClientPort: c.ClientPort, Server: c.Addr, ServerPort: c.ServerPort, Proto: proto}
+	return m.Lookup(client, &c) != nil || c.Flags&bpf.GatewayStandby != 0
+}
+
+// storeUnlessOwn stores an entry, unless a flow of this gateway has the key. If the flow takes its port, only an entry of the same flow
+// stays.
+func (b *Balancer) storeUnlessOwn(key *bpf.GatewayConnKey, c *bpf.GatewayConn, takes bool) error {
+	m := b.flowsOf(key.Proto)
 	err := m.Update(key, c, ebpf.UpdateNoExist)
 	if !errors.Is(err, ebpf.ErrKeyExist) {
 		return err
 	}
 	var old bpf.GatewayConn
-	if err := m.Lookup(key, &old); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	err = m.Lookup(key, &old)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
-	} else if err == nil && old.Flags&bpf.GatewayStandby == 0 && alive(key, &old) {
+	}
+	same := old.Addr == c.Addr && old.ServerPort == c.ServerPort && old.ClientPort == c.ClientPort
+	if err == nil && old.Flags&bpf.GatewayStandby == 0 && alive(key, &old) && (same || !takes) {
 		return nil // a flow of this gateway
 	}
 	return m.Put(key, c)

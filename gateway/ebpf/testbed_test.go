@@ -268,7 +268,8 @@ func (w *testbed) serve() {
 	})
 }
 
-// talk echoes each line. After "download" it sends "tick" continuously, and after "upload NAME" it only counts lines.
+// talk echoes each line. After "download" it sends "tick" continuously, after "upload NAME" it only counts lines, and after "end" it
+// closes the connection.
 func (w *testbed) talk(c net.Conn) {
 	defer c.Close()
 	lines := bufio.NewScanner(c)
@@ -280,6 +281,8 @@ func (w *testbed) talk(c net.Conn) {
 			w.uploads.Lock()
 			w.uploaded[name]++
 			w.uploads.Unlock()
+		case text == "end":
+			return
 		case text == "download":
 			tick := time.NewTicker(5 * time.Millisecond)
 			defer tick.Stop()
