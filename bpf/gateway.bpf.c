@@ -568,6 +568,10 @@ __noinline int forward(struct __sk_buff *skb, struct packet *p, struct conn *c)
 
 	if (!p || !c)
 		return TC_ACT_SHOT;
+	if (c->window & WINDOW_SECOND && is_told(skb, p)) {
+		translate_again(skb, p, c); /* which changes the flow's state */
+		return TC_ACT_SHOT;
+	}
 	fast = c->flags & CONN_FAST;
 	if (fast && hops_of(p) <= 1)
 		return reply_as_router(skb, p, c->service, 0);
@@ -721,8 +725,8 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, const 
 		return serve_icmp(skb, p, vip);
 	c = find_flow(skb, p);
 	if (c && may_matter_to_owner(p, c) && !(vip->flags & GATEWAY_OWN)) {
-		verdict = hand_to_port_owner(skb, p, c);
-		if (verdict != TC_ACT_SHOT)
+		verdict = share_with_owner(skb, p, c);
+		if (verdict != GOES_ON)
 			return verdict;
 	}
 	if (c) {

@@ -11,8 +11,9 @@
  *
  * A router may lead all packets of a backend to another gateway than the client's, and that one translates them once it
  * knows the flow. The slot's owner still keeps the flow's state, because it gives the port to another flow after the
- * end. So it gets the packets that matter for that: a RST or FIN, and acknowledgements, which tell the window that
- * a client's FIN must lie in. It also gets each SYN+ACK, since here its port may still belong to an earlier flow.
+ * end. So it gets copies of packets that matter for that: a RST or FIN, and acknowledgements, which tell the window
+ * that a client's FIN must lie in. The hop limit of such a copy is 1, so that it goes no further. The owner gets each
+ * SYN+ACK itself, since here its port may still belong to an earlier flow.
  *
  * A flow whose client was replaced by a gateway's own address stays with that gateway, its owner. The owner announces
  * it to the others, which hand the client's packets over while they can reach the owner.
@@ -116,20 +117,20 @@ static __noinline __u32 find_sender(struct __sk_buff *skb)
 	return 0;
 }
 
-/* Decrements the hop limit. */
-static __noinline bool lower_hops(struct __sk_buff *skb, const struct packet *p)
+/* Lowers the hop limit. */
+static __noinline bool lower_hops(struct __sk_buff *skb, const struct packet *p, __u8 by)
 {
 	__u8 bytes[4];
 	__u16 check;
 
 	__builtin_memcpy(bytes, &p->hop_word, sizeof(bytes));
 	if (p->ipv6) {
-		bytes[3]--;
+		bytes[3] -= by;
 		return !bpf_skb_store_bytes(skb, p->l3 + 4, bytes, sizeof(bytes), BPF_F_RECOMPUTE_CSUM);
 	}
-	bytes[0]--;
+	bytes[0] -= by;
 	__builtin_memcpy(&check, bytes + 2, sizeof(check));
-	check = replace_in_check(check, bpf_htons(0xfeff)); /* minus one in the upper half of a word */
+	check = replace_in_check(check, bpf_htons(0xffff - (by << 8))); /* minus `by` in the upper half of a word */
 	__builtin_memcpy(bytes + 2, &check, sizeof(check));
 	/* the header checksum keeps the sum over the packet unchanged */
 	return !bpf_skb_store_bytes(skb, p->l3 + 8, bytes, sizeof(bytes), 0);
@@ -154,7 +155,7 @@ static __always_inline int redirect_to_peer(struct __sk_buff *skb, const struct 
 {
 	if (p->part == PART_FIRST)
 		remember_fragment(p);
-	if (!lower_hops(skb, p) || bpf_skb_store_bytes(skb, 0, to->macs, sizeof(to->macs), 0))
+	if (!lower_hops(skb, p, 1) || bpf_skb_store_bytes(skb, 0, to->macs, sizeof(to->macs), 0))
 		return TC_ACT_SHOT;
 	count_handed_over();
 	return bpf_redirect(to->ifindex, 0);
@@ -216,32 +217,65 @@ static __noinline int end_copy(const struct conn_key *key, struct conn *c, enum 
 	return 0;
 }
 
-/* Hands a backend's packet of a known flow over, if another gateway has its port and must get it. Returns TC_ACT_SHOT
- * if not. After a SYN+ACK the owner gets all packets until it announces the flow. An end is handed over once: if the
- * owner does not know the flow, the backend sends it again. */
-__noinline int hand_to_port_owner(struct __sk_buff *skb, const struct packet *p, struct conn *c)
+/* Sends the owner of a port a copy of a packet, with hop limit 1. Returns false if the packet itself is damaged. */
+static __noinline bool tell_owner(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+{
+	struct peer_link to = {};
+	__u32 word = p->hop_word;
+	__u8 macs[12];
+
+	if (!can_hand_over(p) || find_sender(skb) || find_peer(skb, owner, &to) != PEER_FOUND ||
+	    bpf_skb_load_bytes(skb, 0, macs, sizeof(macs)))
+		return true;
+	if (lower_hops(skb, p, hops_of(p) - 1) && !bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0) &&
+	    !bpf_clone_redirect(skb, to.ifindex, 0))
+		count_handed_over();
+	return !bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0) &&
+	       !bpf_skb_store_bytes(skb, p->l3 + (p->ipv6 ? 4 : 8), &word, sizeof(word),
+				    p->ipv6 ? BPF_F_RECOMPUTE_CSUM : 0);
+}
+
+/* Reports whether another gateway has sent this packet by tell_owner. */
+static __always_inline bool is_told(struct __sk_buff *skb, const struct packet *p)
+{
+	return hops_of(p) <= 1 && find_sender(skb);
+}
+
+/* These functions return this instead of a TC action if the packet goes on to its flow's other side. */
+#define GOES_ON 1001
+
+/* Treats a backend's packet of a known flow, if another gateway has its port: the owner gets a copy, or the packet
+ * itself after a SYN+ACK, until it announces the flow. Returns a TC action, or GOES_ON. */
+__noinline int share_with_owner(struct __sk_buff *skb, const struct packet *p, struct conn *c)
 {
 	struct gateway_slot *slot;
-	bool ends;
 	int verdict;
 
 	if (!p || !c)
 		return TC_ACT_SHOT;
-	ends = p->kind & (TCP_FIN | TCP_RST);
 	if (p->kind & TCP_ACK) {
 		c->ack = p->ack;
 		c->edge = p->window;
 	}
 	slot = find_slot(p->key.server_port);
-	if (!slot || !slot->owner || (ends && c->state == CONN_CLOSING))
+	if (!slot || !slot->owner)
+		return GOES_ON;
+	if (p->kind & TCP_SYN || c->state == CONN_CLOSED) {
+		verdict = hand_over(skb, p);
+		if (verdict == TC_ACT_SHOT)
+			return GOES_ON;
+		if (p->kind & TCP_SYN)
+			end_copy(&p->key, c, CONN_CLOSED);
+		return verdict;
+	}
+	if (!tell_owner(skb, p, slot->owner))
 		return TC_ACT_SHOT;
-	verdict = hand_over(skb, p);
-	if (verdict != TC_ACT_SHOT && (ends || p->kind & TCP_SYN))
-		end_copy(&p->key, c, ends ? CONN_CLOSING : CONN_CLOSED);
-	return verdict;
+	if (p->kind & (TCP_FIN | TCP_RST))
+		end_copy(&p->key, c, CONN_CLOSING);
+	return GOES_ON;
 }
 
-/* Reports whether hand_to_port_owner is to look at a packet. */
+/* Reports whether share_with_owner is to treat a packet. */
 static __always_inline bool may_matter_to_owner(const struct packet *p, const struct conn *c)
 {
 	return c->window & WINDOW_SECOND && p->key.proto == IPPROTO_TCP && !p->key.reply && p->part != PART_LATER &&
@@ -294,7 +328,7 @@ __noinline int hand_to_all(struct __sk_buff *skb, const struct packet *p)
 			break;
 		if (found != PEER_FOUND)
 			continue;
-		if ((!lowered && !lower_hops(skb, p)) || bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0))
+		if ((!lowered && !lower_hops(skb, p, 1)) || bpf_skb_store_bytes(skb, 0, to.macs, sizeof(to.macs), 0))
 			return false;
 		lowered = true;
 		if (!bpf_clone_redirect(skb, to.ifindex, 0))

@@ -726,44 +726,54 @@ func (w *testbed) states(g, f int, port uint16) (all []bpf.ConnState) {
 	return all
 }
 
-// A gateway takes a port again as soon as its connection has ended. Another one may still have the earlier connection, and hands
-// the backend's answer over.
+// A gateway takes a port again as soon as its connection has ended. Another one may still have the earlier connection: it hands the
+// backend's answer over, and forgets the earlier one when it hears of the next.
 func TestPortsAreTakenAgain(t *testing.T) {
 	w := newTestbed(t)
 	w.serve()
 	w.applySlots(state(desired.SNAT, 1), alternate)
 	w.exchange(0, 1)
 	w.exchange(1, 0)
-	w.lead(0)
-	w.leadBack(1)
-	const own, others = 2*desired.SlotPorts + 77, 31*desired.SlotPorts + 77 // gateway 0 moves the second one to the first
+	own, others := uint16(2*desired.SlotPorts+77), uint16(31*desired.SlotPorts+77) // gateway 0 moves the second one to the first
 	for f := range vips {
-		first, err := w.dial("tcp", f, servedPort, own)
-		w.check(err)
-		_, _, err = first.ask("hello")
-		w.check(err)
-		w.until(func() bool { return len(w.states(1, f, own)) == 4 }, "the other gateway knows the connection")
-		_, _, err = first.ask("again") // and it is no standby there any more
-		w.check(err)
-		w.check(first.Conn.(*net.TCPConn).SetLinger(0))
-		w.check(first.Close())
-		w.until(func() bool { return slices.Contains(w.states(0, f, own), bpf.ConnClosed) }, "the reset passes")
-		second, err := w.dial("tcp", f, servedPort, others)
-		if err != nil {
-			t.Errorf("%s: %v", families[f], err)
-			continue
-		}
-		for range 50 {
-			if _, _, err := second.ask("hello"); err != nil {
+		for _, answers := range []int{0, 1} {
+			own++
+			others++
+			w.lead(0)
+			first, err := w.dial("tcp", f, servedPort, own)
+			w.check(err)
+			_, _, err = first.ask("hello")
+			w.check(err)
+			w.until(func() bool { return len(w.states(1, f, own)) == 4 }, "the other gateway knows the connection")
+			w.lead(1)
+			_, _, err = first.ask("again") // the other gateway's copy is in use then
+			w.check(err)
+			w.lead(0)
+			w.check(first.Conn.(*net.TCPConn).SetLinger(0))
+			w.check(first.Close())
+			w.until(func() bool { return slices.Contains(w.states(0, f, own), bpf.ConnClosed) }, "the reset passes")
+
+			w.leadBack(answers)
+			second, err := w.dial("tcp", f, servedPort, others)
+			if err != nil {
 				t.Errorf("%s: %v", families[f], err)
-				break
+				continue
 			}
-			time.Sleep(5 * time.Millisecond) // before the flow is announced, and after
+			_, _, err = second.ask("hello")
+			w.check(err)
+			w.until(func() bool { return len(w.states(1, f, others)) > 0 }, "the other gateway knows the next connection")
+			if !slices.Contains(w.states(0, f, own), bpf.ConnOpen) {
+				t.Errorf("%s: the next connection has another port", families[f])
+			}
+			w.lead(1)
+			for range 3 { // the first answer is handed over, because its number is new
+				if _, _, err := second.ask("hello"); err != nil {
+					t.Errorf("%s, answers through gateway %d: %v", families[f], answers, err)
+					break
+				}
+			}
+			_ = second.Close()
 		}
-		if open := slices.Index(w.states(0, f, own), bpf.ConnOpen); open < 0 {
-			t.Errorf("%s: the second connection has another port", families[f])
-		}
-		_ = second.Close()
 	}
 }
 

@@ -101,7 +101,8 @@ func (b *Balancer) All(send func(flows.Flow) error) error {
 
 // sendAll sends the flows of one map.
 func (b *Balancer) sendAll(name string, send func(flows.Flow) error) error {
-	return b.eachActive(name, func(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error { return b.export(key, c, send) })
+	resend := flows.Resend(send)
+	return b.eachActive(name, func(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error { return b.export(key, c, resend) })
 }
 
 // eachActive calls do for each entry of a map whose flow is alive and was used here, until do fails.
@@ -178,9 +179,9 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, send func
 }
 
 // Import stores flows of another gateway, as standby until one of their packets comes here. Flows that are already
-// known stay unchanged. A flow takes the place of one that came before with the same port at the backend, so they come in the order
-// in which they were exported. Import returns the flows whose VIP or backend this gateway does not have. It keeps all others for at
-// least five minutes, and stores the session affinity of their clients.
+// known stay unchanged. A flow that has just opened takes the place of one that came before with the same port at the backend, so
+// they come in the order in which they opened. Import returns the flows whose VIP or backend this gateway does not have. It keeps all
+// others for at least five minutes, and stores the session affinity of their clients.
 func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -302,7 +303,6 @@ func (b *Balancer) storeFlow(f *flows.Flow, proto uint8, c bpf.GatewayConn) erro
 		clientPort     uint16
 		window         uint8
 	}
-	takes := b.takesPort(f, proto)
 	known := netip.AddrPortFrom(f.Client.Addr(), f.Source.Port()) // the client between the two translations, or as the backend sees it
 	entries := []entry{{known, f.Backend, 1, f.VIP, f.Client.Port(), 0}}
 	if f.Source.Addr() != f.Client.Addr() {
@@ -316,20 +316,21 @@ func (b *Balancer) storeFlow(f *flows.Flow, proto uint8, c bpf.GatewayConn) erro
 			Client: bpf.Addr16(e.client.Addr()), ClientPort: e.client.Port(), Server: bpf.Addr16(e.server.Addr()), ServerPort: e.server.Port(), Proto: proto, Reply: e.reply,
 		}
 		c.Addr, c.ServerPort, c.ClientPort, c.Window = bpf.Addr16(e.becomes.Addr()), e.becomes.Port(), e.clientPort, e.window
-		if err := b.storeUnlessOwn(&key, &c, takes); err != nil {
+		if err := b.storeEntry(&key, &c, f); err != nil {
 			return fmt.Errorf("store flow %s: %w", f, err)
 		}
 	}
 	return nil
 }
 
-// ownsPort reports whether the slot of a port belongs to a peer.
-func (b *Balancer) ownsPort(peer string, source netip.AddrPort) bool {
-	if len(b.applied.Slots) == 0 {
+// takesPort reports whether a flow takes the place of one that is in use here and has the same port: the sender owns the port, and has
+// given it to this flow a moment ago.
+func (b *Balancer) takesPort(f *flows.Flow) bool {
+	if f.Resent || f.Source.Addr() != f.VIP.Addr() || len(b.applied.Slots) == 0 {
 		return false
 	}
-	owner := b.applied.Slots[source.Port()/desired.SlotPorts].Owner
-	return owner > 0 && b.applied.Peers[owner-1].Name == peer
+	owner := b.applied.Slots[f.Source.Port()/desired.SlotPorts].Owner
+	return owner > 0 && b.applied.Peers[owner-1].Name == f.Gateway
 }
 
 // flowsOf returns the map that has the open flows of a protocol.
@@ -340,31 +341,9 @@ func (b *Balancer) flowsOf(proto uint8) *ebpf.Map {
 	return b.k.maps[bpf.MapFlows]
 }
 
-// takesPort reports whether a flow takes the place of any earlier one with its port: its sender owns the port, and so knows that the
-// earlier one is over. One whose client's packets came here is not: this gateway opened it while the port was its own.
-func (b *Balancer) takesPort(f *flows.Flow, proto uint8) bool {
-	if f.Source.Addr() != f.VIP.Addr() || !b.ownsPort(f.Gateway, f.Source) {
-		return false
-	}
-	m := b.flowsOf(proto)
-	backend := bpf.GatewayConnKey{
-		Client: bpf.Addr16(f.Backend.Addr()), ClientPort: f.Backend.Port(), Server: bpf.Addr16(f.Source.Addr()), ServerPort: f.Source.Port(), Proto: proto,
-	}
-	var c bpf.GatewayConn
-	if m.Lookup(backend, &c) != nil {
-		return true
-	}
-	reply := bpf.GatewayConnKey{Client: c.Addr, ClientPort: c.ServerPort, Server: backend.Client, ServerPort: backend.ClientPort, Proto: proto, Reply: 1}
-	if m.Lookup(reply, &c) != nil {
-		return true
-	}
-	client := bpf.GatewayConnKey{Client: reply.Client, ClientPort: c.ClientPort, Server: c.Addr, ServerPort: c.ServerPort, Proto: proto}
-	return m.Lookup(client, &c) != nil || c.Flags&bpf.GatewayStandby != 0
-}
-
-// storeUnlessOwn stores an entry, unless a flow of this gateway has the key. If the flow takes its port, only an entry of the same flow
-// stays.
-func (b *Balancer) storeUnlessOwn(key *bpf.GatewayConnKey, c *bpf.GatewayConn, takes bool) error {
+// storeEntry stores an entry of a flow, unless another flow has its key that is alive: one of this gateway if the flow does not take
+// its port, and any other if the flow is resent.
+func (b *Balancer) storeEntry(key *bpf.GatewayConnKey, c *bpf.GatewayConn, f *flows.Flow) error {
 	m := b.flowsOf(key.Proto)
 	err := m.Update(key, c, ebpf.UpdateNoExist)
 	if !errors.Is(err, ebpf.ErrKeyExist) {
@@ -375,9 +354,12 @@ func (b *Balancer) storeUnlessOwn(key *bpf.GatewayConnKey, c *bpf.GatewayConn, t
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}
-	same := old.Addr == c.Addr && old.ServerPort == c.ServerPort && old.ClientPort == c.ClientPort
-	if err == nil && old.Flags&bpf.GatewayStandby == 0 && alive(key, &old) && (same || !takes) {
-		return nil // a flow of this gateway
+	if err == nil && alive(key, &old) {
+		same := old.Addr == c.Addr && old.ServerPort == c.ServerPort && old.ClientPort == c.ClientPort
+		used := old.Flags&bpf.GatewayStandby == 0
+		if used && (same || !b.takesPort(f)) || !used && !same && f.Resent {
+			return nil
+		}
 	}
 	return m.Put(key, c)
 }

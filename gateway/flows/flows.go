@@ -19,6 +19,9 @@ type Flow struct {
 	// HalfOpen means that the sender has seen only packets of the backend. A gateway that has seen only those of the client
 	// then knows that the connection is open.
 	HalfOpen bool `json:"halfOpen,omitempty"`
+	// Resent means that the sender has announced the flow before, and it may have ended since the sender last saw a packet. Any
+	// other flow has opened a moment ago.
+	Resent bool `json:"resent,omitempty"`
 	// Gateway is the peer that sent an imported flow.
 	Gateway string `json:"-"`
 }
@@ -27,6 +30,14 @@ type Flow struct {
 // client's packets over to it.
 func (f Flow) Masqueraded() bool {
 	return f.Source.Addr() != f.Client.Addr() && f.Source.Addr() != f.VIP.Addr()
+}
+
+// Resend returns a function that sends a flow as one that the sender has announced before.
+func Resend(send func(Flow) error) func(Flow) error {
+	return func(f Flow) error {
+		f.Resent = true
+		return send(f)
+	}
 }
 
 func (f Flow) String() string {

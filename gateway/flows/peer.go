@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,45 +27,74 @@ type peer struct {
 	instance     string       // of the peer, "" until known; guarded by the mutex of the exchange
 	pulled       bool         // whether PullAll has asked it
 
-	queued   signal.Signal // notified when the queue may hold flows
+	waits    signal.Signal // notified when the queue may hold flows
 	returned signal.Signal // notified when the peer has restarted and can be reached again
 
-	mu    sync.Mutex
-	queue map[Flow]struct{}
-	stats PeerStats // without Queued
+	mu     sync.Mutex
+	opened []Flow            // go first, in the order in which they opened: one may have the port of another that has ended
+	resent map[Flow]struct{} // the other queued flows
+	stats  PeerStats         // without Queued
 }
 
 func newPeer(id desired.PeerGateway, self string, transport http.RoundTripper) *peer {
 	return &peer{
 		PeerGateway: id, selfInstance: self, noteInstance: func(string) {}, client: &http.Client{Transport: transport, Timeout: requestTimeout},
-		queued: signal.New(), returned: signal.New(), queue: map[Flow]struct{}{}, stats: PeerStats{Gateway: id.Name, URL: id.URL},
+		waits: signal.New(), returned: signal.New(), resent: map[Flow]struct{}{}, stats: PeerStats{Gateway: id.Name, URL: id.URL},
 	}
 }
 
 func (p *peer) add(f Flow) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.queue) >= maxQueued {
+	switch {
+	case p.queued() >= maxQueued:
 		p.stats.Dropped++
 		return
+	case f.Resent:
+		p.resent[f] = struct{}{}
+	default:
+		p.opened = append(p.opened, f)
 	}
-	p.queue[f] = struct{}{}
-	p.queued.Notify()
+	p.waits.Notify()
 }
+
+// queued returns the length of the queue. The caller holds mu.
+func (p *peer) queued() int { return len(p.opened) + len(p.resent) }
 
 // take removes and returns up to maxBatch queued flows.
 func (p *peer) take() (some []Flow) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for f := range p.queue {
+	n := min(len(p.opened), maxBatch)
+	some = append(some, p.opened[:n]...)
+	p.opened = slices.Delete(p.opened, 0, n)
+	for f := range p.resent {
 		if len(some) == maxBatch {
-			p.queued.Notify()
 			break
 		}
 		some = append(some, f)
-		delete(p.queue, f)
+		delete(p.resent, f)
+	}
+	if p.queued() > 0 {
+		p.waits.Notify()
 	}
 	return some
+}
+
+// takeBack queues flows again that were not received.
+func (p *peer) takeBack(some []Flow) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var opened []Flow
+	for _, f := range some {
+		if f.Resent {
+			p.resent[f] = struct{}{}
+		} else {
+			opened = append(opened, f)
+		}
+	}
+	p.opened = append(opened, p.opened...)
+	p.waits.Notify()
 }
 
 // sendLoop sends queued flows until ctx is done. The first request goes out at once, even without flows: it tells the
@@ -75,7 +105,7 @@ func (p *peer) sendLoop(ctx context.Context, log *slog.Logger) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-p.queued.C():
+			case <-p.waits.C():
 			}
 		}
 		some := p.take()
@@ -86,9 +116,7 @@ func (p *peer) sendLoop(ctx context.Context, log *slog.Logger) {
 		err := p.send(ctx, some)
 		p.countSent(len(some), err)
 		if err != nil && ctx.Err() == nil {
-			for _, f := range some {
-				p.add(f)
-			}
+			p.takeBack(some)
 			p.client.CloseIdleConnections() // a machine that died leaves them open
 			wait = retryInterval
 			if !silent {

@@ -20,6 +20,34 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
+// Flows that have just opened go before those that are sent again, and in their order, also after a failed request.
+func TestOpenedFlowsGoFirst(t *testing.T) {
+	t.Parallel()
+	p := newPeer(desired.PeerGateway{URL: "https://gateway-2"}, "one", nil)
+	for port := range uint16(4 * maxBatch) {
+		f := flow(port + 1)
+		f.Resent = port%2 == 0
+		p.add(f)
+	}
+	for range 2 {
+		first := p.take()
+		for i, f := range first {
+			if want := flow(2 * uint16(i+1)); f != want {
+				t.Fatalf("flow %d is %v, want %v", i, f, want)
+			}
+		}
+		p.takeBack(first)
+	}
+	for i := range 4 {
+		if have := len(p.take()); have != maxBatch {
+			t.Errorf("request %d has %d flows", i, have)
+		}
+	}
+	if p.queued() > 0 {
+		t.Errorf("%d flows stay", p.queued())
+	}
+}
+
 // A gateway that starts sends its first request at once. A single flow is sent at once; flows that open during a request,
 // or just after it, go together.
 func TestFlowsAreSentAtOnce(t *testing.T) {

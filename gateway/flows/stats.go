@@ -36,7 +36,7 @@ func (x *Exchange) Stats() Stats {
 	for _, p := range x.peers {
 		p.mu.Lock()
 		seen := p.stats
-		seen.Queued = len(p.queue)
+		seen.Queued = p.queued()
 		p.mu.Unlock()
 		s.Peers = append(s.Peers, seen)
 	}

@@ -143,9 +143,10 @@ func (b *Balancer) All(send func(flows.Flow) error) error { return b.all(answere
 
 func (b *Balancer) all(which uint32, send func(flows.Flow) error) error {
 	var failed error
+	resend := flows.Resend(send)
 	err := b.list(func(e entry) {
 		if failed == nil && e.isLocal() {
-			failed = b.export(&e, which, send)
+			failed = b.export(&e, which, resend)
 		}
 	})
 	return errors.Join(err, failed)
