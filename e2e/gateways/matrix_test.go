@@ -97,8 +97,8 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// A gateway with connections dies, reboots, is drained, and starts again. No connection breaks and none fails, but for those that a
-// gateway which masquerades had when it died.
+// A gateway with connections dies, reboots, is drained, and starts again. No connection breaks, but for those that a gateway which
+// masquerades had when it died, and none fails, but for those that begin while it dies.
 func TestGatewaysComeAndGo(t *testing.T) {
 	netlab.Privileged(t)
 	for _, c := range matrix() {
