@@ -192,29 +192,39 @@ static __always_inline bool is_due_to_owner(const struct conn *c, __u32 ack, __u
 	return c->window & WINDOW_SECOND && (c->state == CONN_CLOSED || ack - c->ack >= ACK_BYTES || window > c->edge);
 }
 
-/* Ends this gateway's copy of a flow, in all four entries. `key` and `c` are those of the backend's packets. */
+static __noinline int set_over(const struct conn_key *key, enum conn_state state, __u64 seen)
+{
+	struct conn_key k = *key; /* see move_old_entry_of */
+	struct conn *c = find_entry(&k);
+
+	if (!c)
+		return 0;
+	c->state = state;
+	c->seen = seen; /* that of a standby lies hours back */
+	return 0;
+}
+
+/* Ends this gateway's copy of a flow, in all four entries. `key` and `c` are those of the backend's packets. An end of
+ * a flow that began here is tracked by its windows instead. */
 static __noinline int end_copy(const struct conn_key *key, struct conn *c, enum conn_state state)
 {
-	struct conn_key k = other_key(key, c);
-	struct conn *other = find_entry(&k);
+	struct conn_key k = *key, other;
+	struct conn *first;
 
-	c->state = state;
-	if (other)
-		other->state = state;
-	k = *key;
 	__builtin_memcpy(k.server, c->addr, sizeof(k.server));
 	k.server_port = c->server_port;
 	k.client_port = c->client_port;
 	reverse_key(&k);
-	other = find_entry(&k);
-	if (!other)
+	first = find_entry(&k);
+	if (!first || (state == CONN_CLOSING && first->window & WINDOW_KNOWN))
 		return 0;
-	other->state = state;
-	k = other_key(&k, other);
-	other = find_entry(&k);
-	if (other)
-		other->state = state;
-	return 0;
+	first->state = state;
+	first->seen = c->seen;
+	other = other_key(&k, first);
+	set_over(&other, state, c->seen);
+	c->state = state;
+	other = other_key(key, c);
+	return set_over(&other, state, c->seen);
 }
 
 /* Sends the owner of a port a copy of a packet, with hop limit 1. Returns false if the packet itself is damaged. */
