@@ -381,6 +381,31 @@ func TestCloudFaults(t *testing.T) {
 	}
 }
 
+// While credentials are refused, a lane pauses after each call, as while the cloud fails. Here its pause is over at once, and each
+// Service has one call: a request, and another one with a new token.
+func TestRevokedCredentials(t *testing.T) {
+	w := newTestbed(t)
+	w.noError(w.Sync(t.Context()))
+	denied := 0
+	w.fake.Fault = func(*http.Request) openstacktest.Fault {
+		denied++
+		return openstacktest.Deny
+	}
+	const services = 10
+	for i := range services {
+		w.create(w.newService(fmt.Sprint("new-", i), nil, 80))
+	}
+	if err := w.converge(); !errors.Is(err, openstack.ErrCredentials) {
+		t.Errorf("%v, want refused credentials", err)
+	}
+	if denied == 0 || denied > 2*services {
+		t.Errorf("%d requests were denied, want some, and at most %d", denied, 2*services)
+	}
+	w.fake.Fault = nil
+	w.noError(errors.Join(w.Sync(t.Context()), w.converge()))
+	w.checkInvariants()
+}
+
 // While calls to Neutron hang, endpoints reach the gateways, Services with an address are edited, and Services before lists
 // come and go.
 func TestHangingCloud(t *testing.T) {

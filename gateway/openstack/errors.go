@@ -25,6 +25,8 @@ var (
 	ErrPairs = errors.New("the port may have no more allowed address pairs (Neutron's max_allowed_address_pair)")
 	// ErrForbidden: the credentials do not allow the request; a retry does not help.
 	ErrForbidden = errors.New("the credentials do not allow it")
+	// ErrCredentials: the credentials are refused, despite a new token. No request succeeds until they are replaced.
+	ErrCredentials = errors.New("the credentials are refused: they have expired, were revoked, or an access rule forbids the request")
 	// ErrInvalid: Neutron cannot process the request, in general or in this network.
 	ErrInvalid = errors.New("refused as invalid")
 )
@@ -44,7 +46,7 @@ var byType = map[string]error{
 
 var byStatus = map[int]error{
 	http.StatusBadRequest:         ErrInvalid,
-	http.StatusUnauthorized:       ErrForbidden, // despite a new token: an access rule, or a revoked credential
+	http.StatusUnauthorized:       ErrCredentials,
 	http.StatusForbidden:          ErrForbidden,
 	http.StatusNotFound:           ErrGone,
 	http.StatusConflict:           ErrTaken,

@@ -223,7 +223,7 @@ func TestConnectErrors(t *testing.T) {
 	}
 	f.SetSecret("another")
 	_, err := openstack.Connect(t.Context(), openstack.Config{Cloud: "test", File: file, Cluster: "a"})
-	if !errors.Is(err, openstack.ErrForbidden) || !strings.Contains(err.Error(), "authenticate at http://") {
+	if !errors.Is(err, openstack.ErrCredentials) || !strings.Contains(err.Error(), "authenticate at http://") {
 		t.Errorf("a wrong secret: %v", err)
 	}
 }
@@ -273,7 +273,7 @@ func TestChangedCredentials(t *testing.T) {
 	works("a call later", 0)
 	f.SetSecret("third")
 	for range 2 {
-		if _, err := c.Ports(t.Context()); !errors.Is(err, openstack.ErrForbidden) {
+		if _, err := c.Ports(t.Context()); !errors.Is(err, openstack.ErrCredentials) {
 			t.Errorf("with a revoked credential: %v", err)
 		}
 	}
