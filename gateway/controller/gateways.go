@@ -27,6 +27,7 @@ type plan struct {
 	state   desired.State
 	faults  desired.Faults // of Services that are left out of the state
 	pairs   []netip.Prefix // that its port in Neutron should have
+	others  []netip.Prefix // that the port has for other gateways
 	waiting []netip.Addr   // new VIPs that its port does not let pass yet; the state lacks them
 	reason  string         // of the condition Applied; "" when there is a state
 	err     error
@@ -113,9 +114,13 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 	all := make([]plan, len(nodes.Items))
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
-		all[i] = plan{node: n}
+		all[i] = plan{node: n, others: pairsOfOthers(n, nodes.Items)}
 		if first := oldest[group(n)]; first.Spec.Balancer != n.Spec.Balancer {
 			all[i].reason, all[i].err = v1alpha1.ReasonMixedBalancers, fmt.Errorf("spec.balancer is %s, but group %s has %s, as its oldest gateway %s says; give all its gateways the same", n.Spec.Balancer, group(n), first.Spec.Balancer, first.Name)
+			continue
+		}
+		if first := oldestAt(n.Spec.NeutronPort, nodes.Items); first != nil && first.Name != n.Name {
+			all[i].reason, all[i].err = v1alpha1.ReasonInvalid, fmt.Errorf("spec.neutronPort is the port of gateway %s; give each gateway its own", first.Name)
 			continue
 		}
 		if s := w.unknown[group(n)]; s != "" {

@@ -87,14 +87,14 @@ func (w *worker) updatePairs(plans []plan, reports map[string]agents.Report) {
 		case n.DeletionTimestamp != nil:
 			if controllerutil.ContainsFinalizer(n, v1alpha1.Finalizer) && (p.err != nil || w.drained(n, reports[n.Name])) {
 				w.lanes.start(lanePairs+n.Name, gatewaysKey, func(ctx context.Context) (func(), error) {
-					err := w.release(ctx, n)
+					err := w.release(ctx, n, p.others)
 					return func() { w.pairsDone(n, nil, err) }, err
 				})
 			}
 		case w.cloud != nil && w.settings.AddressPairs != PairNone && p.err == nil:
 			if is := w.pairsOf(n); !is.set || is.err != nil || !slices.Equal(is.want, p.pairs) {
 				w.lanes.start(lanePairs+n.Name, gatewaysKey, func(ctx context.Context) (func(), error) {
-					err := w.setPairs(ctx, n, p.pairs)
+					err := w.setPairs(ctx, n, p.pairs, p.others)
 					return func() { w.pairsDone(n, p.pairs, err) }, err
 				})
 			}
@@ -157,14 +157,14 @@ func (w *worker) blocked(n *v1alpha1.GatewayNode, m *mapped, pool *Pool) error {
 }
 
 // release removes the pairs of a gateway whose GatewayNode is being deleted, and then its finalizer. The gateway has had
-// time to withdraw its VIPs: packets that still arrive could not pass.
-func (w *worker) release(ctx context.Context, n *v1alpha1.GatewayNode) error {
+// time to withdraw its VIPs: packets that still arrive could not pass. Pairs of others at its port stay.
+func (w *worker) release(ctx context.Context, n *v1alpha1.GatewayNode, others []netip.Prefix) error {
 	if err := w.reread(ctx, n); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	if w.cloud == nil {
 		w.log.Warn("address pairs stay in Neutron: the controller has no cloud", "gateway", n.Name, "port", n.Status.AddressPairsPort)
-	} else if err := w.removePairs(ctx, n); err != nil {
+	} else if err := w.removePairs(ctx, n, others); err != nil {
 		return err
 	}
 	before := n.DeepCopy()
@@ -210,7 +210,7 @@ func has(p *Pool, a netip.Addr) bool {
 
 // setPairs sets the pairs of a gateway's port, and removes those at its previous port. It records our pairs and their port
 // in the status of the GatewayNode before it changes Neutron: only recorded pairs may be removed later.
-func (w *worker) setPairs(ctx context.Context, n *v1alpha1.GatewayNode, want []netip.Prefix) error {
+func (w *worker) setPairs(ctx context.Context, n *v1alpha1.GatewayNode, want, others []netip.Prefix) error {
 	if n.Spec.NeutronPort == "" {
 		want = nil
 	}
@@ -218,7 +218,7 @@ func (w *worker) setPairs(ctx context.Context, n *v1alpha1.GatewayNode, want []n
 		return client.IgnoreNotFound(err)
 	}
 	if n.Spec.NeutronPort != pairsPort(n) || n.Spec.NeutronPort == "" {
-		if err := w.removePairs(ctx, n); err != nil || n.Spec.NeutronPort == "" {
+		if err := w.removePairs(ctx, n, others); err != nil || n.Spec.NeutronPort == "" {
 			return err
 		}
 	}
@@ -250,14 +250,34 @@ func (w *worker) reread(ctx context.Context, n *v1alpha1.GatewayNode) error {
 	return w.live.Get(ctx, client.ObjectKeyFromObject(n), n)
 }
 
-// removePairs removes all pairs that we set for a gateway. A missing port has none.
-func (w *worker) removePairs(ctx context.Context, n *v1alpha1.GatewayNode) error {
-	if had := ourPairs(n); len(had) > 0 {
+// removePairs removes all pairs that we set for a gateway, except those of others. A missing port has none.
+func (w *worker) removePairs(ctx context.Context, n *v1alpha1.GatewayNode, others []netip.Prefix) error {
+	if had := without(ourPairs(n), others); len(had) > 0 {
 		if err := w.cloud.SetAddressPairs(ctx, pairsPort(n), had, nil); err != nil && !errors.Is(err, openstack.ErrGone) {
 			return err
 		}
 	}
 	return w.recordPairs(ctx, n, "", nil, nil)
+}
+
+// oldestAt returns the oldest gateway that names a port in Neutron, nil for none.
+func oldestAt(port string, all []v1alpha1.GatewayNode) (first *v1alpha1.GatewayNode) {
+	for i := range all {
+		if n := &all[i]; port != "" && n.Spec.NeutronPort == port && (first == nil || older(n, first)) {
+			first = n
+		}
+	}
+	return first
+}
+
+// pairsOfOthers returns the pairs that we set at a gateway's port for other gateways: GatewayNodes may name the same port.
+func pairsOfOthers(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (pairs []netip.Prefix) {
+	for i := range all {
+		if o := &all[i]; o.Name != n.Name && pairsPort(n) != "" && pairsPort(o) == pairsPort(n) {
+			pairs = append(pairs, ourPairs(o)...)
+		}
+	}
+	return pairs
 }
 
 // pairsPort returns the port that has our pairs.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -155,6 +156,33 @@ func TestPairsOfAChangedPort(t *testing.T) {
 				t.Errorf("the status says %v at %q", s.AddressPairs, s.AddressPairsPort)
 			}
 		})
+	}
+}
+
+// A GatewayNode that names another gateway's port gets nothing, and takes nothing away when it is deleted: neither before nor after
+// it has had pairs there, which an earlier controller set.
+func TestPairsOfAnothersPort(t *testing.T) {
+	w, foreign := pairedTestbed(t)
+	had := w.gateway("gw1").Status
+	n := gatewayNode("intruder") // younger than gw1
+	n.Spec.NeutronPort = openstacktest.Gateway1
+	w.noError(errors.Join(w.api.Create(t.Context(), n), w.Refresh(t.Context())))
+	if _, ok := w.gateways.states["intruder"]; ok {
+		t.Error("the second gateway of a port gets a state")
+	}
+	c := meta.FindStatusCondition(w.gateway("intruder").Status.Conditions, v1alpha1.ConditionApplied)
+	if c == nil || c.Reason != v1alpha1.ReasonInvalid || !strings.Contains(c.Message, "spec.neutronPort is the port of gateway gw1") {
+		t.Errorf("condition %+v", c)
+	}
+	n = w.gateway("intruder")
+	n.Finalizers = []string{v1alpha1.Finalizer}
+	w.noError(w.api.Update(t.Context(), n))
+	n.Status.AddressPairs, n.Status.AddressPairsPort = had.AddressPairs, had.AddressPairsPort
+	w.noError(errors.Join(w.api.Status().Update(t.Context(), n), w.api.Delete(t.Context(), n)))
+	w.noError(errors.Join(w.Refresh(t.Context()), w.Refresh(t.Context())))
+	w.pairsAt("after it went", openstacktest.Gateway1, foreign, 2)
+	if err := w.api.Get(t.Context(), client.ObjectKeyFromObject(n), n); !apierrors.IsNotFound(err) {
+		t.Errorf("it is still there: %v", err)
 	}
 }
 
