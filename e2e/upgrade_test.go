@@ -29,7 +29,7 @@ func TestUpgradeAndBack(t *testing.T) {
 	})
 	helm := func(args ...string) {
 		t.Helper()
-		if _, err := bed.Helm(ctx, "a", append(args, "--namespace", testbed.Namespace, "--wait", "--timeout", "5m")...); err != nil {
+		if _, err := bed.Helm(ctx, "a", append(args, "--namespace", testbed.Namespace, "--wait", "--timeout", "15m")...); err != nil {
 			t.Fatal(err)
 		}
 	}
