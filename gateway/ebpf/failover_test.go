@@ -777,6 +777,50 @@ func TestPortsAreTakenAgain(t *testing.T) {
 	}
 }
 
+// A gateway that was away while a port was taken again hears of the next connection with all others, when it is back.
+func TestPortsAreTakenMeanwhile(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	w.applySlots(state(desired.SNAT, 1), alternate)
+	pull := func() {
+		t.Helper()
+		w.check(w.balancers[0].All(func(f flows.Flow) error {
+			f.Gateway = "other"
+			_, err := w.balancers[1].Import([]flows.Flow{f})
+			return err
+		}))
+	}
+	const own, others = 2*desired.SlotPorts + 77, 31*desired.SlotPorts + 77 // gateway 0 moves the second one to the first
+	for f := range vips {
+		w.lead(0)
+		first, err := w.dial("tcp", f, servedPort, own)
+		w.check(err)
+		ask := func(c *conn) {
+			t.Helper()
+			for range 3 {
+				if _, _, err := c.ask("hello"); err != nil {
+					t.Fatalf("%s: %v", families[f], err)
+				}
+			}
+		}
+		ask(first)
+		pull()
+		w.lead(1)
+		ask(first)
+		w.lead(0)
+		w.check(first.Conn.(*net.TCPConn).SetLinger(0))
+		w.check(first.Close())
+		w.until(func() bool { return slices.Contains(w.states(0, f, own), bpf.ConnClosed) }, "the reset passes")
+		second, err := w.dial("tcp", f, servedPort, others)
+		w.check(err)
+		ask(second)
+		pull()
+		w.lead(1)
+		ask(second)
+		w.check(second.Close())
+	}
+}
+
 // A backend's packet whose frontend cannot be derived is dropped; it never leaves with the backend's address. The
 // connection continues once the client sends.
 func TestReplyWithoutFlow(t *testing.T) {

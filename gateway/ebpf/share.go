@@ -323,10 +323,10 @@ func (b *Balancer) storeFlow(f *flows.Flow, proto uint8, c bpf.GatewayConn) erro
 	return nil
 }
 
-// takesPort reports whether a flow takes the place of one that is in use here and has the same port: the sender owns the port, and has
-// given it to this flow a moment ago.
+// takesPort reports whether a flow takes the place of one that is in use here and has the same port: the sender owns the port, so it
+// knows which of them has ended.
 func (b *Balancer) takesPort(f *flows.Flow) bool {
-	if f.Resent || f.Source.Addr() != f.VIP.Addr() || len(b.applied.Slots) == 0 {
+	if f.Source.Addr() != f.VIP.Addr() || len(b.applied.Slots) == 0 {
 		return false
 	}
 	owner := b.applied.Slots[f.Source.Port()/desired.SlotPorts].Owner
@@ -341,8 +341,8 @@ func (b *Balancer) flowsOf(proto uint8) *ebpf.Map {
 	return b.k.maps[bpf.MapFlows]
 }
 
-// storeEntry stores an entry of a flow, unless another flow has its key that is alive: one of this gateway if the flow does not take
-// its port, and any other if the flow is resent.
+// storeEntry stores an entry of a flow, unless the flow does not take its port and the key is that of another flow which is alive: one of
+// this gateway, or any if the flow is resent.
 func (b *Balancer) storeEntry(key *bpf.GatewayConnKey, c *bpf.GatewayConn, f *flows.Flow) error {
 	m := b.flowsOf(key.Proto)
 	err := m.Update(key, c, ebpf.UpdateNoExist)
@@ -357,7 +357,7 @@ func (b *Balancer) storeEntry(key *bpf.GatewayConnKey, c *bpf.GatewayConn, f *fl
 	if err == nil && alive(key, &old) {
 		same := old.Addr == c.Addr && old.ServerPort == c.ServerPort && old.ClientPort == c.ClientPort
 		used := old.Flags&bpf.GatewayStandby == 0
-		if used && (same || !b.takesPort(f)) || !used && !same && f.Resent {
+		if used && same || !same && (used || f.Resent) && !b.takesPort(f) {
 			return nil
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -31,15 +32,23 @@ type peer struct {
 	returned signal.Signal // notified when the peer has restarted and can be reached again
 
 	mu     sync.Mutex
-	opened []Flow            // go first, in the order in which they opened: one may have the port of another that has ended
-	resent map[Flow]struct{} // the other queued flows
-	stats  PeerStats         // without Queued
+	opened []Flow        // go first, in the order in which they opened: one may have the port of another that has ended
+	resent map[ends]Flow // the other queued flows
+	stats  PeerStats     // without Queued
 }
+
+// ends are what a backend knows of a flow. No two flows of a gateway have the same ends at once.
+type ends struct {
+	protocol        string
+	source, backend netip.AddrPort
+}
+
+func (f *Flow) ends() ends { return ends{f.Protocol, f.Source, f.Backend} }
 
 func newPeer(id desired.PeerGateway, self string, transport http.RoundTripper) *peer {
 	return &peer{
 		PeerGateway: id, selfInstance: self, noteInstance: func(string) {}, client: &http.Client{Transport: transport, Timeout: requestTimeout},
-		waits: signal.New(), returned: signal.New(), resent: map[Flow]struct{}{}, stats: PeerStats{Gateway: id.Name, URL: id.URL},
+		waits: signal.New(), returned: signal.New(), resent: map[ends]Flow{}, stats: PeerStats{Gateway: id.Name, URL: id.URL},
 	}
 }
 
@@ -51,9 +60,10 @@ func (p *peer) add(f Flow) {
 		p.stats.Dropped++
 		return
 	case f.Resent:
-		p.resent[f] = struct{}{}
+		p.resent[f.ends()] = f
 	default:
 		p.opened = append(p.opened, f)
+		delete(p.resent, f.ends()) // it has ended
 	}
 	p.waits.Notify()
 }
@@ -68,12 +78,12 @@ func (p *peer) take() (some []Flow) {
 	n := min(len(p.opened), maxBatch)
 	some = append(some, p.opened[:n]...)
 	p.opened = slices.Delete(p.opened, 0, n)
-	for f := range p.resent {
+	for key, f := range p.resent {
 		if len(some) == maxBatch {
 			break
 		}
 		some = append(some, f)
-		delete(p.resent, f)
+		delete(p.resent, key)
 	}
 	if p.queued() > 0 {
 		p.waits.Notify()
@@ -85,15 +95,19 @@ func (p *peer) take() (some []Flow) {
 func (p *peer) takeBack(some []Flow) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var opened []Flow
+	later := p.opened
+	p.opened = nil
 	for _, f := range some {
 		if f.Resent {
-			p.resent[f] = struct{}{}
+			p.resent[f.ends()] = f
 		} else {
-			opened = append(opened, f)
+			p.opened = append(p.opened, f)
 		}
 	}
-	p.opened = append(opened, p.opened...)
+	p.opened = append(p.opened, later...)
+	for i := range p.opened {
+		delete(p.resent, p.opened[i].ends())
+	}
 	p.waits.Notify()
 }
 
