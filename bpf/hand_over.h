@@ -204,18 +204,38 @@ static __noinline int set_over(const struct conn_key *key, enum conn_state state
 	return 0;
 }
 
-/* Ends this gateway's copy of a flow, in all four entries. `key` and `c` are those of the backend's packets. An end of
- * a flow that began here is tracked by its windows instead. */
-static __noinline int end_copy(const struct conn_key *key, struct conn *c, enum conn_state state)
+/* Returns the key of the first translation of a backend's packet, given that of the second. */
+static __always_inline struct conn_key first_key(const struct conn_key *second, const struct conn *c)
 {
-	struct conn_key k = *key, other;
-	struct conn *first;
+	struct conn_key k = *second;
 
 	__builtin_memcpy(k.server, c->addr, sizeof(k.server));
 	k.server_port = c->server_port;
 	k.client_port = c->client_port;
 	reverse_key(&k);
-	first = find_entry(&k);
+	return k;
+}
+
+/* Reports whether a SYN+ACK acknowledges a SYN that has passed here in this flow. */
+static __noinline bool answers_syn(const struct packet *p, const struct conn *c)
+{
+	struct conn_key k = first_key(&p->key, c);
+	struct conn *first = find_entry(&k), *client;
+
+	if (!first)
+		return false;
+	k = other_key(&k, first);
+	client = find_entry(&k);
+	return client && client->window & WINDOW_SYN && client->ack == p->ack;
+}
+
+/* Ends this gateway's copy of a flow, in all four entries. `key` and `c` are those of the backend's packets. An end of
+ * a flow that began here is tracked by its windows instead. */
+static __noinline int end_copy(const struct conn_key *key, struct conn *c, enum conn_state state)
+{
+	struct conn_key k = first_key(key, c), other;
+	struct conn *first = find_entry(&k);
+
 	if (!first || (state == CONN_CLOSING && first->window & WINDOW_KNOWN))
 		return 0;
 	first->state = state;
@@ -269,6 +289,8 @@ __noinline int share_with_owner(struct __sk_buff *skb, const struct packet *p, s
 	}
 	slot = find_slot(p->key.server_port);
 	if (!slot || !slot->owner)
+		return GOES_ON;
+	if (p->kind & TCP_SYN && answers_syn(p, c))
 		return GOES_ON;
 	if (p->kind & TCP_SYN || c->state == CONN_CLOSED) {
 		verdict = hand_over(skb, p);

@@ -777,6 +777,43 @@ func TestPortsAreTakenAgain(t *testing.T) {
 	}
 }
 
+// A client connects again by the same port through another gateway, which still has the connection before, and the port of the first
+// one. The backend's answer stays there: the first one has forgotten the connection.
+func TestClientConnectsAgainElsewhere(t *testing.T) {
+	w := newTestbed(t)
+	w.serve()
+	w.applySlots(state(desired.SNAT, 1), alternate)
+	w.exchange(0, 1)
+	w.exchange(1, 0)
+	const from = 2*desired.SlotPorts + 77 // in a slot of gateway 0
+	for f := range vips {
+		w.lead(0)
+		c, err := w.dial("tcp", f, servedPort, from)
+		w.check(err)
+		_, _, err = c.ask("hello")
+		w.check(err)
+		w.until(func() bool { return len(w.states(1, f, from)) == 4 }, "the other gateway knows the connection")
+		w.check(c.Conn.(*net.TCPConn).SetLinger(0))
+		w.check(c.Close())
+		w.until(func() bool { return slices.Contains(w.states(0, f, from), bpf.ConnClosed) }, "the reset passes")
+		all := map[bpf.GatewayConnKey]bpf.GatewayConn{}
+		w.check(dump(w.balancers[0].k.maps[bpf.MapFlows], all))
+		for key := range all {
+			w.check(w.balancers[0].k.maps[bpf.MapFlows].Delete(key))
+		}
+		before := w.refusals(0)["no_flow"]
+		w.lead(1)
+		c, err = w.dial("tcp", f, servedPort, from)
+		w.check(err)
+		_, _, err = c.ask("hello")
+		w.check(err)
+		if n := w.refusals(0)["no_flow"] - before; n > 0 {
+			t.Errorf("%s: %d packets found no flow at the first gateway", families[f], n)
+		}
+		w.check(c.Close())
+	}
+}
+
 // A gateway that was away while a port was taken again hears of the next connection with all others, when it is back.
 func TestPortsAreTakenMeanwhile(t *testing.T) {
 	w := newTestbed(t)
