@@ -569,6 +569,7 @@ __noinline int forward(struct __sk_buff *skb, struct packet *p, struct conn *c)
 	if (!p || !c)
 		return TC_ACT_SHOT;
 	if (c->window & WINDOW_SECOND && is_told(skb, p)) {
+		learn_window(p, c);
 		translate_again(skb, p, c); /* which changes the flow's state */
 		return TC_ACT_SHOT;
 	}

@@ -229,6 +229,23 @@ static __noinline bool answers_syn(const struct packet *p, const struct conn *c)
 	return client && client->window & WINDOW_SYN && client->ack == p->ack;
 }
 
+/* Learns a backend's window from a copy that another gateway has sent. An earlier copy may be lost, so that this one
+ * lies beyond the window that is known. */
+static __noinline int learn_window(const struct packet *p, const struct conn *c)
+{
+	struct conn_key k = first_key(&p->key, c);
+	struct conn *first = find_entry(&k);
+	__u32 edge;
+
+	if (!first || !(first->window & WINDOW_KNOWN) || !(p->kind & TCP_ACK) || (__s32)(p->ack - first->ack) < 0)
+		return 0;
+	edge = p->ack + ((__u32)p->window << (first->window & WINDOW_SCALE));
+	first->ack = p->ack;
+	if ((__s32)(edge - first->edge) > 0)
+		first->edge = edge;
+	return 0;
+}
+
 /* Ends this gateway's copy of a flow, in all four entries. `key` and `c` are those of the backend's packets. An end of
  * a flow that began here is tracked by its windows instead. */
 static __noinline int end_copy(const struct conn_key *key, struct conn *c, enum conn_state state)
