@@ -171,6 +171,17 @@ __noinline int refresh_conn(struct __sk_buff *skb, const struct packet *p, struc
 	return true;
 }
 
+/* Reports whether the answers of a flow would come back to it. Its port may belong to another flow by now, of which the
+ * port's owner has told, while its own client's entry is still here. */
+static __noinline bool leads_back(const struct packet *p, const struct conn *c)
+{
+	struct conn_key k = other_key(&p->key, c);
+	struct conn *back = find_entry(&k);
+
+	return back && back->client_port == p->key.client_port && back->server_port == p->key.server_port &&
+	       same_addr(back->addr, p->key.server);
+}
+
 /* Finds the flow of a packet. Returns NULL if there is none, it is over, or the packet reopens it. */
 static __always_inline struct conn *find_flow(struct __sk_buff *skb, struct packet *p)
 {
@@ -178,6 +189,9 @@ static __always_inline struct conn *find_flow(struct __sk_buff *skb, struct pack
 	struct conn *c = find_entry_of(p, &key);
 
 	if (!c || (!p->key.reply && is_reopening(p, c)) || (is_due(c) && !refresh_conn(skb, p, c)))
+		return NULL;
+	if (is_syn(p) && c->flags & GATEWAY_DOUBLE_NAT && !p->key.reply && !(c->window & WINDOW_SECOND) &&
+	    !leads_back(p, c))
 		return NULL;
 	track_window(p, c);
 	return c;

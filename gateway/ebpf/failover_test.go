@@ -854,7 +854,10 @@ func TestPortsAreTakenMeanwhile(t *testing.T) {
 		pull()
 		w.lead(1)
 		ask(second)
-		w.check(second.Close())
+		third, err := w.dial("tcp", f, servedPort, own) // whose port at the backend is now that of the second one
+		w.check(err)
+		ask(third)
+		w.check(errors.Join(second.Close(), third.Close()))
 	}
 }
 
