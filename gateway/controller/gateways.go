@@ -163,14 +163,20 @@ func group(n *v1alpha1.GatewayNode) string {
 // identity returns the name that the certificate of a gateway's agent must have.
 func identity(n *v1alpha1.GatewayNode) string { return cmp.Or(n.Spec.CertificateName, n.Name) }
 
-// peerAddress returns the address by which its peers reach a gateway, none if only its name is known.
-func peerAddress(n *v1alpha1.GatewayNode) netip.Addr {
+// peerGateway describes a gateway to its peers.
+func peerGateway(n *v1alpha1.GatewayNode) desired.PeerGateway {
+	p := desired.PeerGateway{URL: strings.TrimSuffix(n.Spec.URL, "/"), Name: identity(n)}
 	for _, text := range []string{hostOf(n.Spec.URL), n.Spec.Address} {
-		if addr, err := netip.ParseAddr(text); err == nil && desired.Routable(addr) {
-			return addr
+		addr, err := netip.ParseAddr(text)
+		switch {
+		case err != nil || !desired.Routable(addr):
+		case !p.Address.IsValid():
+			p.Address = addr
+		case p.Address.Is4() != addr.Is4():
+			p.OtherAddress = addr
 		}
 	}
-	return netip.Addr{}
+	return p
 }
 
 func hostOf(address string) string {
@@ -216,7 +222,7 @@ func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, peers []*v1
 	var names []string
 	for _, o := range peers {
 		names = append(names, o.Name)
-		s.Peers = append(s.Peers, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o), Address: peerAddress(o)})
+		s.Peers = append(s.Peers, peerGateway(o))
 	}
 	s.Slots = desired.Slots(n.Name, names)
 	var err error

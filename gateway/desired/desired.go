@@ -67,6 +67,19 @@ type PeerGateway struct {
 	// Address is the one to which packets for it can be handed over, if it is on one link with this gateway; none: no packets
 	// are.
 	Address netip.Addr `json:"address,omitzero"`
+	// OtherAddress is the one of the other family, if that is known. nftables hands a packet over to the address of its family; eBPF
+	// hands all packets over to Address.
+	OtherAddress netip.Addr `json:"otherAddress,omitzero"`
+}
+
+// AddressOf returns the address of a family, the zero Addr if it is not known.
+func (p *PeerGateway) AddressOf(v4 bool) netip.Addr {
+	for _, a := range []netip.Addr{p.Address, p.OtherAddress} {
+		if a.IsValid() && a.Is4() == v4 {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 // The slots: SlotPorts ports each.

@@ -35,12 +35,15 @@ func example() State {
 func TestValidate(t *testing.T) {
 	first := func(s *State) *Frontend { return &s.VIPs[0].Frontends[0] }
 	for field, spoil := range map[string]func(*State){
-		"cluster":                      func(s *State) { s.Cluster = "" },
-		"group":                        func(s *State) { s.Group = "" },
-		"balancer":                     func(s *State) { s.Balancer = "ipvs" },
-		"peers[0].name":                func(s *State) { s.Peers[0].Name = "" },
-		"peers[0].url":                 func(s *State) { s.Peers[0].URL = "http://10.0.0.12" },
-		"peers[0].address":             func(s *State) { s.Peers[0].Address = netip.IPv6Loopback() },
+		"cluster":          func(s *State) { s.Cluster = "" },
+		"group":            func(s *State) { s.Group = "" },
+		"balancer":         func(s *State) { s.Balancer = "ipvs" },
+		"peers[0].name":    func(s *State) { s.Peers[0].Name = "" },
+		"peers[0].url":     func(s *State) { s.Peers[0].URL = "http://10.0.0.12" },
+		"peers[0].address": func(s *State) { s.Peers[0].Address = netip.IPv6Loopback() },
+		"peers[0].otherAddress": func(s *State) {
+			s.Peers[0].Address, s.Peers[0].OtherAddress = netip.MustParseAddr("192.0.2.12"), netip.MustParseAddr("192.0.2.13")
+		},
 		"slots":                        func(s *State) { s.Slots = make([]Slot, 63) },
 		"slots[5].owner":               func(s *State) { s.Slots = make([]Slot, 64); s.Slots[5].Owner = 2 },
 		"slots[63].previous":           func(s *State) { s.Slots = make([]Slot, 64); s.Slots[63].Previous = -1 },

@@ -61,6 +61,9 @@ func (s *State) validate(have *State) (faults Faults, broken map[int]bool) {
 			if m.Address.IsValid() {
 				v.address("address", m.Address)
 			}
+			if m.OtherAddress.IsValid() && v.address("otherAddress", m.OtherAddress) && m.OtherAddress.Is4() == m.Address.Is4() {
+				v.add("otherAddress", "%s is of the same family as address", m.OtherAddress)
+			}
 		})
 	}
 	v.slots(s)

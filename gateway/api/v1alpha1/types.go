@@ -55,8 +55,8 @@ type GatewayNodeSpec struct {
 	// or if port security is off.
 	// +kubebuilder:validation:MaxLength=63
 	NeutronPort string `json:"neutronPort,omitempty"`
-	// Address is the gateway's own address, which failover IPs lead to. If the URL has a name instead of an address, other
-	// gateways of the group hand packets over to this one.
+	// Address is the gateway's own address, which failover IPs lead to. Other gateways of the group hand packets over to it if the
+	// URL has a name, or an address of the other family.
 	// +kubebuilder:validation:XValidation:rule="self == '' || isIP(self)",message="must be an IP address"
 	// +kubebuilder:validation:MaxLength=45
 	Address string `json:"address,omitempty"`
