@@ -127,7 +127,7 @@ func TestDefaultRouteStays(t *testing.T) {
 			return err
 		}
 		for path, want := range map[string]string{
-			"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv6/conf/" + device + "/forwarding": "1", "netfilter/nf_conntrack_tcp_loose": "1",
+			"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv6/conf/" + device + "/forwarding": "1", "netfilter/nf_conntrack_tcp_loose": "1", "netfilter/nf_conntrack_tcp_be_liberal": "1",
 			"ipv6/conf/" + device + "/accept_ra": "2", "ipv6/conf/default/accept_ra": "2", "ipv6/conf/" + managed + "/accept_ra": "0",
 		} {
 			if have, err := setting(path); err != nil || have != want {

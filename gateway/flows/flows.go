@@ -22,6 +22,9 @@ type Flow struct {
 	// Resent means that the sender has announced the flow before, and it may have ended since the sender last saw a packet. Any
 	// other flow has opened a moment ago.
 	Resent bool `json:"resent,omitempty"`
+	// Ended means that the sender saw the flow end, so that peers forget it. Without that its port or its client's could be taken again
+	// while they know it.
+	Ended bool `json:"ended,omitempty"`
 	// Gateway is the peer that sent an imported flow.
 	Gateway string `json:"-"`
 }

@@ -24,16 +24,12 @@ const maxClients = 1 << 18
 func affinityChainName(seconds int32) string { return affinityPrefix + strconv.Itoa(int(seconds)) }
 
 // affinityChain returns the chain with a name of affinityChainName.
-func affinityChain(name string) (chain, error) {
+func (f family) affinityChain(name string) (chain, error) {
 	seconds, err := strconv.Atoi(strings.TrimPrefix(name, affinityPrefix))
 	if err != nil {
 		return chain{}, fmt.Errorf("chain %s is not ours: %w", name, err)
 	}
-	c := chain{Chain: &nftables.Chain{Name: name, Table: ourTable}}
-	for _, f := range []family{ipv4, ipv6} {
-		c.rules = append(c.rules, f.affinity(time.Duration(seconds)*time.Second)...)
-	}
-	return c, nil
+	return chain{&nftables.Chain{Name: name, Table: f.table}, f.affinity(time.Duration(seconds) * time.Second)}, nil
 }
 
 // affinity keeps a client with its backend for a timeout after its last connection, while that backend serves. The
@@ -45,7 +41,7 @@ func (f family) affinity(lives time.Duration) []rule {
 			SrcRegKey: reg(client), SrcRegData: reg(backend), SetName: familySet{clients, f.v4}.name(), Operation: operation, Timeout: lives,
 		})
 	}
-	who := join(f.is, f.client(client), f.frontendAt(frontend))
+	who := join(f.client(client), f.frontendAt(frontend))
 	known := join(who, f.mappedFrom(client, clients, backend))
 	serving := func(not bool) []expr.Any {
 		return one(&expr.Lookup{SourceRegister: reg(frontend), SetName: familySet{affinityBackends, f.v4}.name(), Invert: not})
@@ -60,7 +56,7 @@ func (f family) affinity(lives time.Duration) []rule {
 // dynsetDelete is NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h.
 const dynsetDelete = 2
 
-// affinityChains returns the names of the chains that elements refer to.
+// affinityChains returns the names of the chains that elements refer to. Both tables have all of them.
 func (b *contents) affinityChains() map[string]bool {
 	names := map[string]bool{}
 	for _, v4 := range []bool{true, false} {
@@ -79,11 +75,13 @@ func (b *Balancer) addAffinityChains(conn *nftables.Conn, have, want map[string]
 		if have[name] {
 			continue
 		}
-		c, err := affinityChain(name)
-		if err != nil {
-			return err
+		for _, f := range families {
+			c, err := f.affinityChain(name)
+			if err != nil {
+				return err
+			}
+			c.add(conn, b.version)
 		}
-		c.add(conn, b.version)
 	}
 	return nil
 }
@@ -92,9 +90,11 @@ func (b *Balancer) addAffinityChains(conn *nftables.Conn, have, want map[string]
 func removeAffinityChains(conn *nftables.Conn, have, want map[string]bool) {
 	for name := range have {
 		if !want[name] {
-			c := &nftables.Chain{Name: name, Table: ourTable}
-			conn.FlushChain(c)
-			conn.DelChain(c)
+			for _, f := range families {
+				c := &nftables.Chain{Name: name, Table: f.table}
+				conn.FlushChain(c)
+				conn.DelChain(c)
+			}
 		}
 	}
 }

@@ -175,6 +175,13 @@ func checkSysctls(s *desired.State) (faults desired.Faults) {
 			need["net/ipv6/conf/all/forwarding"] = "no packet to an IPv6 VIP would reach a backend"
 		}
 	}
+	if len(s.Peers) > 0 {
+		// A gateway may see the packets of one end alone, and those of a connection that comes back after more than a window. It can set
+		// this itself, unless it runs without the right to: no packet of a connection that is known is dropped more than before.
+		const beLiberal = "net/netfilter/nf_conntrack_tcp_be_liberal"
+		_ = os.WriteFile("/proc/sys/"+beLiberal, []byte("1"), 0)
+		need[beLiberal] = "connections through several gateways would stall"
+	}
 	for name, why := range need {
 		b, err := os.ReadFile("/proc/sys/" + name)
 		if err == nil && strings.TrimSpace(string(b)) != "0" {

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -12,9 +13,6 @@ type familySet struct {
 	set set
 	v4  bool
 }
-
-// portSets are the maps ownPorts of both families, which have the same elements.
-var portSets = []familySet{{ownPorts, true}, {ownPorts, false}}
 
 // changes are the writes that lead from one state to another. An element whose value changes is in both.
 type changes struct{ remove, add map[familySet][]element }
@@ -34,7 +32,7 @@ type contents struct {
 	vips   map[netip.Addr]desired.VIP
 	tables map[listener]*table
 	wanted map[familySet]map[string]map[string]int // by key and value: number of VIPs that want it
-	ports  []element                               // of ownPorts, in both families
+	group  map[familySet]map[string]string         // see groupElements
 }
 
 func newContents() *contents {
@@ -78,22 +76,12 @@ func (b *contents) replaceVIPs(vips []desired.VIP) (c changes, had []desired.VIP
 	return c, had
 }
 
-// replacePorts makes b hold the elements of ownPorts, in the same order as before, and adds the writes for that to c.
-func (b *contents) replacePorts(ports []element, c changes) {
-	for i := range max(len(b.ports), len(ports)) {
-		for _, p := range portSets {
-			before, after := absent, absent
-			key := ""
-			if i < len(b.ports) {
-				key, before = b.ports[i].key, b.ports[i].value
-			}
-			if i < len(ports) {
-				key, after = ports[i].key, ports[i].value
-			}
-			replaceElement(p, key, before, after, c)
-		}
-	}
-	b.ports = ports
+// replaceGroup makes b hold the elements of groupElements, and adds the writes for that to c.
+func (b *contents) replaceGroup(want map[familySet]map[string]string, c changes) {
+	writes := diff(b.group, want)
+	maps.Copy(c.remove, writes.remove)
+	maps.Copy(c.add, writes.add)
+	b.group = want
 }
 
 // absent is the value of a missing element.
@@ -112,12 +100,9 @@ func (b *contents) value(p familySet, key string) string {
 	return absent
 }
 
+// compare adds the writes that lead from an element's value before to the present one to c.
 func (b *contents) compare(p familySet, key, before string, c changes) {
-	replaceElement(p, key, before, b.value(p, key), c)
-}
-
-// replaceElement adds the writes that replace an element's value to c.
-func replaceElement(p familySet, key, before, after string, c changes) {
+	after := b.value(p, key)
 	if after == before {
 		return
 	}
@@ -225,9 +210,9 @@ func (b *contents) all() map[familySet]map[string]string {
 			}
 		}
 	}
-	for _, e := range b.ports {
-		for _, p := range portSets {
-			put(p, e)
+	for p, elements := range b.group {
+		for key, value := range elements {
+			put(p, element{key, value})
 		}
 	}
 	for at, t := range b.tables {

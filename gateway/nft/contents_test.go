@@ -44,8 +44,11 @@ var states = rapid.Custom(func(t *rapid.T) *desired.State {
 		s.VIPs = append(s.VIPs, v)
 	}
 	if rapid.Bool().Draw(t, "slots") {
+		for i := range byte(2) {
+			s.Peers = append(s.Peers, desired.PeerGateway{Address: netip.AddrFrom4([4]byte{10, 2, rapid.Byte().Draw(t, "address"), i})})
+		}
 		for range desired.SlotCount {
-			s.Slots = append(s.Slots, desired.Slot{Owner: rapid.IntRange(0, 2).Draw(t, "owner")})
+			s.Slots = append(s.Slots, desired.Slot{Owner: rapid.IntRange(0, 2).Draw(t, "owner"), Previous: rapid.IntRange(0, 2).Draw(t, "previous")})
 		}
 	}
 	return s
@@ -59,11 +62,11 @@ func TestChangesLeadToState(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "changes") {
 			s := states.Draw(t, "state")
 			c, _ := b.replaceVIPs(s.VIPs)
-			b.replacePorts(portsOf(s), c)
+			b.replaceGroup(groupElements(s), c)
 			apply(t, have, c)
 			fresh := newContents()
 			fresh.replaceVIPs(s.VIPs)
-			fresh.replacePorts(portsOf(s), newChanges())
+			fresh.replaceGroup(groupElements(s), newChanges())
 			if c := diff(have, fresh.all()); c.size() != 0 {
 				t.Fatalf("have and want differ: %v", c)
 			}

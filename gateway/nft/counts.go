@@ -11,7 +11,7 @@ import (
 )
 
 // countOpened counts a connection by the event of its first packet after the handshake, or of UDP when it has lasted. Later
-// events of TCP have another state, or come after relaxWindows.
+// events of TCP have another state. Imported connections do not check windows.
 func (b *Balancer) countOpened(e *entry) {
 	if k, ok := b.serviceOf(e); ok && e.open && e.status&statusAssured != 0 && (e.original.protocol == unix.IPPROTO_UDP || e.checksWindows) {
 		b.tally.Open(k)

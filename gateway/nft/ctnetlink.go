@@ -19,6 +19,7 @@ const (
 	subsystem    = 1 << 8 // NFNL_SUBSYS_CTNETLINK
 	ctNew        = subsystem
 	ctGet        = subsystem | 1
+	ctDelete     = subsystem | 2
 	groupUpdates = 2 // NFNLGRP_CONNTRACK_UPDATE
 
 	ctaOriginal, ctaReply, ctaStatus, ctaProtoInfo, ctaNATSource, ctaTimeout, ctaNATDestination = 1, 2, 3, 4, 6, 7, 13
@@ -28,11 +29,11 @@ const (
 	ipSource6, ipDestination6                  = 3, 4
 	protoNumber, protoSource, protoDestination = 1, 2, 3
 
-	infoTCP                                      = 1
-	tcpState, tcpFlagsFrom, tcpFlagsTo           = 1, 4, 5
-	tcpEstablished                               = 3
-	natMin4, natMax4, natProto, natMin6, natMax6 = 1, 2, 3, 4, 5
-	natPortMin, natPortMax                       = 1, 2
+	infoTCP                                           = 1
+	tcpState, tcpFlagsFrom, tcpFlagsTo                = 1, 4, 5
+	tcpEstablished, tcpLastAck, tcpTimeWait, tcpClose = 3, 6, 7, 8
+	natMin4, natMax4, natProto, natMin6, natMax6      = 1, 2, 3, 4, 5
+	natPortMin, natPortMax                            = 1, 2
 
 	statusSeenReply, statusAssured, statusConfirmed = 2, 4, 8
 
@@ -52,6 +53,7 @@ type entry struct {
 	original, reply tuple
 	status          uint32
 	open            bool          // TCP that is established, or UDP
+	ended           bool          // TCP that both ends have closed, or one has reset
 	left            time.Duration // until it expires without a packet
 	checksWindows   bool          // TCP whose packets must fit the windows seen here
 }
@@ -85,7 +87,8 @@ func parse(b []byte) (e entry, err error) {
 							for ad.Next() {
 								switch ad.Type() {
 								case tcpState:
-									e.open = ad.Uint8() == tcpEstablished
+									state := ad.Uint8()
+									e.open, e.ended = state == tcpEstablished, state == tcpLastAck || state == tcpTimeWait || state == tcpClose
 								case tcpFlagsFrom, tcpFlagsTo:
 									is := ad.Bytes()
 									e.checksWindows = e.checksWindows || len(is) > 0 && is[0]&tcpBeLiberal == 0
@@ -175,13 +178,11 @@ func createMessage(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.
 	})
 }
 
-// infoOf encodes a TCP state, 0 to keep it, and flags for both directions.
+// infoOf encodes a TCP state, and flags for both directions.
 func infoOf(state, flags uint8) func(*netlink.AttributeEncoder) error {
 	return func(ae *netlink.AttributeEncoder) error {
 		ae.Nested(infoTCP, func(ae *netlink.AttributeEncoder) error {
-			if state != 0 {
-				ae.Uint8(tcpState, state)
-			}
+			ae.Uint8(tcpState, state)
 			ae.Bytes(tcpFlagsFrom, []byte{flags, flags})
 			ae.Bytes(tcpFlagsTo, []byte{flags, flags})
 			return nil
@@ -190,9 +191,10 @@ func infoOf(state, flags uint8) func(*netlink.AttributeEncoder) error {
 	}
 }
 
-// lookupMessage asks for the entry of a flow. Its answer has a second part, the acknowledgement.
-func lookupMessage(f *flows.Flow, protocol uint8) (netlink.Message, error) {
-	return flowMessage(f, protocol, netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Acknowledge}, func(*netlink.AttributeEncoder) {})
+// lookupMessage asks for the entry that has a direction. Its answer has a second part, the acknowledgement.
+func lookupMessage(of tuple) (netlink.Message, error) {
+	h := netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Acknowledge}
+	return tupleMessage(of, h, func(*netlink.AttributeEncoder) {})
 }
 
 // timeoutMessage sets the time after which the entry of a flow expires.
@@ -202,21 +204,25 @@ func timeoutMessage(f *flows.Flow, protocol uint8, lives time.Duration) (netlink
 	})
 }
 
-// beLiberalMessage makes the kernel accept packets of an entry outside of the windows seen here.
-func beLiberalMessage(f *flows.Flow) (netlink.Message, error) {
-	return flowMessage(f, unix.IPPROTO_TCP, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
-		ae.Nested(ctaProtoInfo, infoOf(0, tcpBeLiberal))
-	})
+// deleteMessage deletes the entry that has a direction.
+func deleteMessage(of tuple) (netlink.Message, error) {
+	h := netlink.Header{Type: ctDelete, Flags: netlink.Request | netlink.Acknowledge}
+	return tupleMessage(of, h, func(*netlink.AttributeEncoder) {})
 }
 
 // flowMessage returns a message about the entry of a flow.
 func flowMessage(f *flows.Flow, protocol uint8, h netlink.Header, more func(*netlink.AttributeEncoder)) (netlink.Message, error) {
+	return tupleMessage(tuple{protocol, f.Client, f.VIP}, h, more)
+}
+
+// tupleMessage returns a message about the entry that has a direction. For lookups and deletions, that may be either one.
+func tupleMessage(of tuple, h netlink.Header, more func(*netlink.AttributeEncoder)) (netlink.Message, error) {
 	ae := netlink.NewAttributeEncoder()
 	ae.ByteOrder = binary.BigEndian
-	ae.Nested(ctaOriginal, tuple{protocol, f.Client, f.VIP}.encode)
+	ae.Nested(ctaOriginal, of.encode)
 	more(ae)
 	b, err := ae.Encode()
-	return netlink.Message{Header: h, Data: append(nfgenmsg(f.VIP.Addr()), b...)}, err
+	return netlink.Message{Header: h, Data: append(nfgenmsg(of.from.Addr()), b...)}, err
 }
 
 func (t tuple) encode(ae *netlink.AttributeEncoder) error {

@@ -28,12 +28,16 @@ const (
 	refused                     // VIP, protocol, port: the frontend has no backends
 	backends                    // backend, protocol, port
 	backendFrontends            // backend, protocol, port -> VIP, port: its frontend, if it has exactly one, which is routed
-	snat                        // VIP -> VIP: the source address towards backends
+	routedBackends              // backend, protocol, port: of a VIP that is routed
+	snat                        // VIP: it is the source address towards backends
 	masquerade                  // VIP: the gateway's address is the source towards backends
 	affinity                    // VIP, protocol, port -> chain of its affinity timeout
 	affinityBackends            // VIP, protocol, port, backend, port: the backend accepts connections of known clients
 	clients                     // client, VIP, protocol, port -> backend, port: the client's affinity, which the rules write
-	ownPorts                    // first port of a slot -> first and last port of the slot that the gateway uses instead
+	ownPorts                    // first port of a slot -> first port of the slot that the gateway uses instead
+	owners                      // first port of a peer's slot -> the peer
+	previousOwners              // first port of a slot that a peer had before its owner -> that peer
+	peers                       // number, from 0 on -> peer with an address of the family
 	setCount
 )
 
@@ -52,7 +56,7 @@ func elementsOf(v *desired.VIP) *vipElements {
 	}
 	switch v.Return {
 	case desired.SNAT:
-		c.add(snat, addr, addr)
+		c.add(snat, addr, "")
 	case desired.Masquerade:
 		c.add(masquerade, addr, "")
 	case desired.Routed:
@@ -80,6 +84,7 @@ func elementsOf(v *desired.VIP) *vipElements {
 			to := endpoint(b.Addr, p, b.Port)
 			c.add(backends, to, "")
 			if v.Return == desired.Routed {
+				c.add(routedBackends, to, "")
 				c.add(backendFrontends, to, addrPort(netip.AddrPortFrom(v.Addr, f.Port)))
 			} else {
 				c.add(backendFrontends, to, "") // "" conflicts with the value of any other frontend
@@ -109,19 +114,54 @@ func endpoint(a netip.Addr, p clusterset.Protocol, port uint16) string {
 	return string(append(binary.BigEndian.AppendUint16(key, port), 0, 0))
 }
 
-// portsOf returns the elements of ownPorts: none without slots, and the gateway takes any port.
-func portsOf(s *desired.State) (all []element) {
-	if len(s.Slots) == 0 {
-		return nil
-	}
-	for slot, instead := range s.OwnSlots() {
-		first, last := instead*desired.SlotPorts, (instead+1)*desired.SlotPorts-1
-		value := append(binary.BigEndian.AppendUint16(nil, uint16(max(first, 1))), 0, 0) // port 0 is none
-		value = append(binary.BigEndian.AppendUint16(value, uint16(last)), 0, 0)
-		all = append(all, element{string(binary.BigEndian.AppendUint16(nil, uint16(slot*desired.SlotPorts))), string(value)})
+// groupElements returns the elements of the sets that depend on the gateway's group: ownPorts, owners, previousOwners and peers. Without
+// slots there are none of ownPorts, and the gateway takes any port.
+func groupElements(s *desired.State) map[familySet]map[string]string {
+	all := map[familySet]map[string]string{}
+	for _, f := range families {
+		put := func(in set, key, value string) {
+			p := familySet{in, f.v4}
+			if all[p] == nil {
+				all[p] = map[string]string{}
+			}
+			all[p][key] = value
+		}
+		addr := func(gateway int) string { // "" if it is this one, or has none of the family
+			if gateway == 0 || !s.Peers[gateway-1].AddressOf(f.v4).IsValid() {
+				return ""
+			}
+			return string(s.Peers[gateway-1].AddressOf(f.v4).AsSlice())
+		}
+		if len(s.Slots) > 0 {
+			for slot, instead := range s.OwnSlots() {
+				put(ownPorts, slotKey(slot), string(binary.BigEndian.AppendUint16(nil, uint16(max(instead*desired.SlotPorts, 1))))) // port 0 is none
+			}
+		}
+		for slot, is := range s.Slots {
+			if to := addr(is.Owner); to != "" {
+				put(owners, slotKey(slot), to)
+			}
+			if to := addr(is.Previous); to != "" {
+				put(previousOwners, slotKey(slot), to)
+			}
+		}
+		for i, known := 0, 0; i < len(s.Peers) && known < maxPeers; i++ {
+			if to := addr(i + 1); to != "" {
+				put(peers, peerKey(known), to)
+				known++
+			}
+		}
 	}
 	return all
 }
+
+// slotKey encodes the first port of a slot.
+func slotKey(slot int) string {
+	return string(binary.BigEndian.AppendUint16(nil, uint16(slot*desired.SlotPorts)))
+}
+
+// peerKey encodes the number of a peer.
+func peerKey(n int) string { return string(binary.NativeEndian.AppendUint32(nil, uint32(n))) }
 
 // addrPort encodes an address and port as a value.
 func addrPort(a netip.AddrPort) string {

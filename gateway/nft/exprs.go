@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
@@ -12,14 +13,16 @@ import (
 // family holds what differs between IPv4 and IPv6. Lengths and positions are in registers of four bytes.
 type family struct {
 	v4          bool
+	table       *nftables.Table
 	nfproto     uint32
-	is          []expr.Any
 	addr        uint32 // length of an address
 	key         uint32 // length of address, protocol and port
 	destination field
 	origin      field      // the source address
 	frontend    []expr.Any // loads destination, protocol and port from register 0 on
 	sender      []expr.Any // loads source, protocol and port from register 0 on
+	hopLimit    field      // IPv4's time to live
+	unreachable []expr.Any // the port is
 }
 
 // field is a field of a packet header.
@@ -32,19 +35,17 @@ type field struct {
 var (
 	sourcePort      = field{expr.PayloadBaseTransportHeader, 0, 2}
 	destinationPort = field{expr.PayloadBaseTransportHeader, 2, 2}
-	ipv4            = newFamily(true, unix.NFPROTO_IPV4, 12, 4)
-	ipv6            = newFamily(false, unix.NFPROTO_IPV6, 8, 16)
+	ipv4            = newFamily(true, table4, 8, 3, 12, 4)
+	ipv6            = newFamily(false, table6, 7, 4, 8, 16)
 )
 
-func newFamily(v4 bool, nfproto byte, first, length uint32) family {
+func newFamily(v4 bool, in *nftables.Table, hopLimit uint32, portUnreachable uint8, first, length uint32) family {
 	f := family{
-		v4: v4, nfproto: uint32(nfproto), addr: length / 4, key: length/4 + 2,
+		v4: v4, table: in, nfproto: uint32(in.Family), addr: length / 4, key: length/4 + 2,
+		hopLimit:    field{expr.PayloadBaseNetworkHeader, hopLimit, 1},
+		unreachable: one(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable}),
 		origin:      field{expr.PayloadBaseNetworkHeader, first, length},
 		destination: field{expr.PayloadBaseNetworkHeader, first + length, length},
-	}
-	f.is = []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg(scratch)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: []byte{nfproto}},
 	}
 	f.frontend = f.frontendAt(0)
 	f.sender = join(load(f.origin, 0), one(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(f.addr)}), load(sourcePort, f.addr+1))
@@ -87,9 +88,15 @@ func slot(from, n, to uint32) []expr.Any {
 
 // slotOf loads the first port of a port's slot. See desired.Slot.
 func slotOf(port field, to uint32) []expr.Any {
-	mask := binary.BigEndian.AppendUint16(nil, 1<<16-desired.SlotPorts)
-	return join(load(port, to), one(&expr.Bitwise{SourceRegister: reg(to), DestRegister: reg(to), Len: 2, Mask: mask, Xor: make([]byte, 2)}))
+	return join(load(port, to), one(&expr.Bitwise{SourceRegister: reg(to), DestRegister: reg(to), Len: 2, Mask: slotMask, Xor: make([]byte, 2)}))
 }
+
+// lastOf loads the last port of a port's slot, from a register.
+func lastOf(port, to uint32) []expr.Any {
+	return one(&expr.Bitwise{SourceRegister: reg(port), DestRegister: reg(to), Len: 2, Mask: slotMask, Xor: binary.BigEndian.AppendUint16(nil, desired.SlotPorts-1)})
+}
+
+var slotMask = binary.BigEndian.AppendUint16(nil, 1<<16-desired.SlotPorts)
 
 // in continues if the key in register 0 is in a set.
 func (f family) in(s set) []expr.Any {
@@ -119,17 +126,40 @@ func (f family) dnat(from uint32) []expr.Any {
 
 // Bits of a TCP header's flags (RFC 9293, section 3.1).
 const (
+	fin    = 1 << 0
 	syn    = 1 << 1
+	rst    = 1 << 2
 	synAck = 1<<1 | 1<<4
 )
 
 // flags continues if, of the flags in mask, exactly those in want are set.
-func flags(mask, want byte) []expr.Any {
+func flags(mask, want byte) []expr.Any { return compareFlags(mask, expr.CmpOpEq, want) }
+
+// compareFlags compares the flags in mask.
+func compareFlags(mask byte, op expr.CmpOp, with byte) []expr.Any {
 	return []expr.Any{
 		&expr.Payload{DestRegister: reg(scratch), Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
 		&expr.Bitwise{SourceRegister: reg(scratch), DestRegister: reg(scratch), Len: 1, Mask: []byte{mask}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: []byte{want}},
+		&expr.Cmp{Op: op, Register: reg(scratch), Data: []byte{with}},
 	}
+}
+
+// hops compares the hop limit.
+func (f family) hops(op expr.CmpOp, with byte) []expr.Any {
+	return join(load(f.hopLimit, scratch), one(&expr.Cmp{Op: op, Register: reg(scratch), Data: []byte{with}}))
+}
+
+// setHops sets the hop limit. It writes two bytes, as IPv4's checksum has.
+func (f family) setHops(to byte) []expr.Any {
+	both, mask, value := f.hopLimit, []byte{0, 0xff}, []byte{to, 0}
+	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg(scratch), CsumType: expr.CsumTypeInet, CsumOffset: 10}
+	if both.length = 2; !f.v4 {
+		both.offset--
+		mask, value = []byte{0xff, 0}, []byte{0, to}
+		write.CsumType, write.CsumOffset = expr.CsumTypeNone, 0
+	}
+	write.Base, write.Offset, write.Len = both.base, both.offset, both.length
+	return join(load(both, scratch), []expr.Any{&expr.Bitwise{SourceRegister: reg(scratch), DestRegister: reg(scratch), Len: 2, Mask: mask, Xor: value}, write})
 }
 
 // state continues if the connection has any of the states.
@@ -146,26 +176,35 @@ func connection(key expr.CtKey, mask uint32, op expr.CmpOp) []expr.Any {
 
 // Bits of the status of a connection, from linux/netfilter/nf_conntrack_common.h.
 const (
-	ipsSrcNAT = 1 << 4
-	ipsDstNAT = 1 << 5
+	ipsAssured = 1 << 2
+	ipsSrcNAT  = 1 << 4
+	ipsDstNAT  = 1 << 5
 )
 
 // Building blocks of rules.
 var (
-	// originalDestination loads the address that the client sent to.
-	originalDestination   = one(&expr.Ct{Key: expr.CtKeyDST, Register: reg(0), Direction: 0})
 	destinationTranslated = connection(expr.CtKeySTATUS, ipsDstNAT, expr.CmpOpNeq)
-	untranslated          = connection(expr.CtKeySTATUS, ipsSrcNAT|ipsDstNAT, expr.CmpOpEq)
-	original              = []expr.Any{
+	established           = state(expr.CtStateBitESTABLISHED)
+	// halfOpen continues if the connection awaits the packet that opens it.
+	halfOpen     = connection(expr.CtKeySTATUS, ipsAssured, expr.CmpOpEq)
+	untranslated = connection(expr.CtKeySTATUS, ipsSrcNAT|ipsDstNAT, expr.CmpOpEq)
+	original     = []expr.Any{
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg(scratch)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: []byte{0}},
 	}
-	count       = one(&expr.Counter{})
-	accept      = one(&expr.Verdict{Kind: expr.VerdictAccept})
-	drop        = one(&expr.Verdict{Kind: expr.VerdictDrop})
-	reset       = one(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
-	unreachable = one(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH})
+	count  = one(&expr.Counter{})
+	accept = one(&expr.Verdict{Kind: expr.VerdictAccept})
+	drop   = one(&expr.Verdict{Kind: expr.VerdictDrop})
+	reset  = one(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 )
+
+// originalDestination loads the address that the client sent to.
+func originalDestination(to uint32) []expr.Any {
+	return one(&expr.Ct{Key: expr.CtKeyDST, Register: reg(to), Direction: 0})
+}
+
+// jumpTo ends a rule. The next one follows when the chain has no verdict.
+func jumpTo(chain string) []expr.Any { return one(&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}) }
 
 // protocolIs continues if the packet has an L4 protocol.
 func protocolIs(p byte) []expr.Any {

@@ -26,13 +26,15 @@ func (w *testbed) ruleCounter(gateway int, why string) (n uint64) {
 		if err != nil {
 			return err
 		}
-		all, err := s.rulesInKernel()
-		if err != nil {
-			return err
-		}
-		for _, r := range all {
-			if strings.HasPrefix(r.comment, why) {
-				n += r.packets
+		for _, f := range families {
+			all, err := s.rulesInKernel(f.table)
+			if err != nil {
+				return err
+			}
+			for _, r := range all {
+				if strings.HasPrefix(r.comment, why) {
+					n += r.packets
+				}
 			}
 		}
 		return nil
@@ -69,15 +71,16 @@ func TestDrift(t *testing.T) {
 		drifts  bool
 	}{
 		{"add table inet others", false},
-		{"flush table inet " + Table, true},
-		{"delete table inet " + Table, true},
+		{"flush table ip " + Table, true},
+		{"delete table ip6 " + Table, true},
 		{"flush ruleset", true},
-		{"flush set inet " + Table + " vips4", true},
-		{"flush set inet " + Table + " sources6", true},
-		{"flush map inet " + Table + " maglev-restricted6", true},
-		{"flush chain inet " + Table + " source", true},
-		{"add rule inet " + Table + " refuse drop", true},
-		{"add element inet " + Table + " vips4 { 192.0.2.1 }", true},
+		{"flush set ip " + Table + " vips", true},
+		{"flush set ip6 " + Table + " sources", true},
+		{"flush map ip6 " + Table + " maglev-restricted", true},
+		{"flush chain ip " + Table + " source", true},
+		{"flush chain ip6 " + Table + " to-peers", true},
+		{"add rule ip " + Table + " refuse drop", true},
+		{"add element ip " + Table + " vips { 192.0.2.1 }", true},
 	} {
 		in(t, g.ns, func() error {
 			if out, err := exec.Command("nft", strings.Fields(tt.command)...).CombinedOutput(); err != nil {

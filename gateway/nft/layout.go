@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -12,22 +13,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table is the name of our nftables table, of family inet.
+// Table is the name of our nftables tables, of the families ip and ip6. In family inet, `dup` does not exist.
 const Table = "isthmus-gateway"
 
 // hashSeed must be the same on all gateways of a group.
 const hashSeed = 0x15740005
 
-var ourTable = &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
+var (
+	table4 = &nftables.Table{Family: nftables.TableFamilyIPv4, Name: Table}
+	table6 = &nftables.Table{Family: nftables.TableFamilyIPv6, Name: Table}
+)
 
-// setNames are the names of the sets, without the digit of the address family.
-var setNames = [setCount]string{"maglev", "maglev-restricted", "maglev-affinity", "restricted", "sources", "vips", "refused", "backends", "backend-frontends", "snat", "masquerade", "affinity", "affinity-backends", "clients", "own-ports"}
+// families are both, in the order in which their tables are written.
+var families = [2]family{ipv4, ipv6}
 
-func (p familySet) name() string {
+var setNames = [setCount]string{
+	"maglev", "maglev-restricted", "maglev-affinity", "restricted", "sources", "vips", "refused", "backends", "backend-frontends",
+	"routed-backends", "snat", "masquerade", "affinity", "affinity-backends", "clients", "own-ports", "owners", "previous-owners", "peers",
+}
+
+func (p familySet) name() string { return setNames[p.set] }
+
+func (p familySet) table() *nftables.Table {
 	if p.v4 {
-		return setNames[p.set] + "4"
+		return table4
 	}
-	return setNames[p.set] + "6"
+	return table6
 }
 
 // familySets returns all sets of both families.
@@ -45,19 +56,17 @@ func (p familySet) spec() *nftables.Set {
 		addr = nftables.TypeIPAddr
 	}
 	proto, port := nftables.TypeInetProto, nftables.TypeInetService
-	s := &nftables.Set{Table: ourTable, Name: p.name()}
+	s := &nftables.Set{Table: p.table(), Name: p.name()}
 	switch p.set {
 	case maglev, maglevRestricted, maglevAffinity:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, proto, port, nftables.TypeMark), nftables.MustConcatSetType(addr, port)
 	case sources:
 		s.KeyType = nftables.MustConcatSetType(addr, proto, port, addr)
 		s.Interval = true
-	case restricted, refused, backends:
+	case restricted, refused, backends, routedBackends:
 		s.KeyType = nftables.MustConcatSetType(addr, proto, port)
 	case backendFrontends:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, proto, port), nftables.MustConcatSetType(addr, port)
-	case snat:
-		s.KeyType, s.DataType = addr, addr
 	case affinity:
 		s.KeyType, s.DataType, s.IsMap = nftables.MustConcatSetType(addr, proto, port), nftables.TypeVerdict, true
 	case affinityBackends:
@@ -66,12 +75,20 @@ func (p familySet) spec() *nftables.Set {
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, addr, proto, port), nftables.MustConcatSetType(addr, port)
 		s.HasTimeout, s.Dynamic, s.Size = true, true, maxClients
 	case ownPorts:
-		s.KeyType, s.DataType = port, nftables.MustConcatSetType(port, port)
+		s.KeyType, s.DataType = port, port
+	case owners, previousOwners:
+		s.KeyType, s.DataType = port, addr
+	case peers:
+		s.KeyType, s.DataType = nftables.TypeMark, addr
 	default:
 		s.KeyType = addr
 	}
 	s.IsMap = s.IsMap || s.DataType.Bytes > 0
-	s.Concatenation = p.set != vipSet && p.set != snat && p.set != masquerade && p.set != ownPorts
+	switch p.set {
+	case vipSet, snat, masquerade, ownPorts, owners, previousOwners, peers:
+	default:
+		s.Concatenation = true
+	}
 	return s
 }
 
@@ -87,30 +104,20 @@ type rule struct {
 	exprs []expr.Any
 }
 
-// chains returns the chains of the table, in the order in which packets pass them.
-func chains() []chain {
-	c := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, rules ...func(family) []rule) chain {
-		made := chain{Chain: &nftables.Chain{Name: name, Table: ourTable, Type: kind, Hooknum: hook, Priority: priority}}
-		if name == "refuse" {
-			made.rules = append(made.rules,
-				rule{"established connections pass", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
-				rule{"the packet was balanced", join(destinationTranslated, accept)})
-		}
-		if name == "returns" {
-			made.rules = append(made.rules, rule{"translated packets have a connection", join(destinationTranslated, accept)})
-		}
-		for _, f := range []family{ipv4, ipv6} {
-			for _, r := range rules {
-				made.rules = append(made.rules, r(f)...)
-			}
-		}
-		return made
+// chains returns the chains of a family's table: first those that are jumped to, then the others in the order in which packets pass them.
+func (f family) chains() []chain {
+	c := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, rules ...[]rule) chain {
+		return chain{Chain: &nftables.Chain{Name: name, Table: f.table, Type: kind, Hooknum: hook, Priority: priority}, rules: slices.Concat(rules...)}
 	}
 	return []chain{
-		c("balance", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, family.balance),
-		c("refuse", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityFilter, family.refuse),
-		c("returns", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter, family.returns),
-		c("source", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource, family.source),
+		c("from-peers", "", nil, nil, f.fromPeers()),
+		c("to-owner", "", nil, nil, f.toOwner()),
+		c("to-peers", "", nil, nil, f.toPeers()),
+		c("answers", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle, f.answers()),
+		c("balance", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, f.balance()),
+		c("refuse", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityFilter, f.refuse()),
+		c("returns", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter, f.returns()),
+		c("source", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource, f.source()),
 	}
 }
 
@@ -118,40 +125,44 @@ func chains() []chain {
 func (f family) balance() []rule {
 	client := f.key + 1 // after the slot
 	byHash := func(s set) []expr.Any {
-		return join(f.is, f.frontend, f.client(client), load(sourcePort, client+f.addr), slot(client, f.addr+1, f.key), f.mapped(s, client), f.dnat(client))
+		return join(f.frontend, f.client(client), load(sourcePort, client+f.addr), slot(client, f.addr+1, f.key), f.mapped(s, client), f.dnat(client))
 	}
 	return []rule{
 		{"backend by the hash of client and port", byHash(maglev)},
-		{"refuse clients outside of the sources", join(f.is, f.frontend, f.in(restricted), f.client(f.key), f.notIn(sources), count, drop)},
+		{"refuse clients outside of the sources", join(f.frontend, f.in(restricted), f.client(f.key), f.notIn(sources), count, drop)},
 		{"backend of a client among the sources, by the hash of client and port", byHash(maglevRestricted)},
-		{"session affinity", join(f.is, f.frontend, f.jump(affinity))},
-		{"session affinity with a full table, by the hash of the client", join(f.is, f.frontend, f.client(client), slot(client, f.addr, f.key), f.mapped(maglevAffinity, client), f.dnat(client))},
+		{"session affinity", join(f.frontend, f.jump(affinity))},
+		{"session affinity with a full table, by the hash of the client", join(f.frontend, f.client(client), slot(client, f.addr, f.key), f.mapped(maglevAffinity, client), f.dnat(client))},
 	}
 }
 
 // refuse receives packets for a VIP that no rule of balance took.
 func (f family) refuse() []rule {
-	var rules []rule
+	rules := []rule{
+		{"established connections pass", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
+		{"the packet was balanced", join(destinationTranslated, accept)},
+	}
 	for _, r := range []struct {
 		why  string
 		what []expr.Any
 	}{
-		{"to a VIP of the gateways", join(f.is, load(f.destination, 0), f.in(vipSet))},
-		{"to a frontend without backends", join(f.is, f.frontend, f.in(refused))},
+		{"to a VIP of the gateways", join(load(f.destination, 0), f.in(vipSet))},
+		{"to a frontend without backends", join(f.frontend, f.in(refused))},
 	} {
 		rules = append(rules,
 			rule{"drop a reply of a backend without its connection: " + r.why, join(r.what, f.sender, f.in(backends), count, drop)},
 			rule{"drop a packet of no connection: " + r.why, join(r.what, state(expr.CtStateBitINVALID), count, drop)},
 			rule{"reset TCP: " + r.why, join(r.what, protocolIs(unix.IPPROTO_TCP), count, reset)},
-			rule{"reject: " + r.why, join(r.what, count, unreachable)})
+			rule{"reject: " + r.why, join(r.what, count, f.unreachable)})
 	}
 	return rules
 }
 
 // returns receives packets of backends. One without a connection must not leave with the backend's address.
 func (f family) returns() []rule {
-	from := join(f.is, f.sender, f.in(backends))
+	from := join(f.sender, f.in(backends))
 	return []rule{
+		{"translated packets have a connection", join(destinationTranslated, accept)},
 		{"drop a packet of a backend without a connection", join(from, state(expr.CtStateBitINVALID), count, drop)},
 		{"a backend opens a connection from its serving port", join(from, protocolIs(unix.IPPROTO_TCP), flags(synAck, syn), accept)},
 		{"drop a packet of a backend with several frontends", join(from, original, untranslated, f.notIn(backendFrontends), count, drop)},
@@ -163,17 +174,17 @@ func (f family) returns() []rule {
 func (f family) source() []rule {
 	to := f.key // after the key
 	ports := to + f.addr
-	toVIP := join(f.is, destinationTranslated, originalDestination, f.mapped(snat, to))
+	toVIP := join(destinationTranslated, originalDestination(0), f.in(snat), originalDestination(to))
 	anyPort := one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to)})
-	ownPort := one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to), RegProtoMin: reg(ports), RegProtoMax: reg(ports + 1)})
+	ownPort := join(lastOf(ports, ports+1), one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to), RegProtoMin: reg(ports), RegProtoMax: reg(ports + 1)}))
 	shown := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to), RegProtoMin: reg(to + f.addr)}
 	return []rule{
-		{"masquerade", join(f.is, destinationTranslated, originalDestination, f.in(masquerade), one(&expr.Masq{}))},
+		{"masquerade", join(destinationTranslated, originalDestination(0), f.in(masquerade), one(&expr.Masq{}))},
 		{"SNAT to the VIP, of a TCP connection of another gateway", join(toVIP, protocolIs(unix.IPPROTO_TCP), flags(syn, 0), anyPort)},
 		{"SNAT to the VIP, with a port of the gateway's slots", join(toVIP, slotOf(sourcePort, ports), f.mappedFrom(ports, ownPorts, ports), ownPort)},
 		{"SNAT to the VIP, without slots", join(toVIP, anyPort)},
-		{"TCP connection of another gateway, identified by its backend", join(f.is, protocolIs(unix.IPPROTO_TCP), flags(syn, 0), f.sender, f.mapped(backendFrontends, to), one(shown))},
-		{"UDP connection of another gateway, identified by its backend", join(f.is, protocolIs(unix.IPPROTO_UDP), f.sender, f.mapped(backendFrontends, to), one(shown))},
+		{"TCP connection of another gateway, identified by its backend", join(protocolIs(unix.IPPROTO_TCP), flags(syn, 0), f.sender, f.mapped(backendFrontends, to), one(shown))},
+		{"UDP connection of another gateway, identified by its backend", join(protocolIs(unix.IPPROTO_UDP), f.sender, f.mapped(backendFrontends, to), one(shown))},
 	}
 }
 
@@ -182,16 +193,16 @@ func version(all []chain) (string, error) {
 	h := sha256.New()
 	for _, p := range familySets() {
 		s := p.spec()
-		fmt.Fprintln(h, s.Name, s.KeyType.Name, s.DataType.Name, s.Interval, s.Concatenation, s.Size)
+		fmt.Fprintln(h, s.Table.Family, s.Name, s.KeyType.Name, s.DataType.Name, s.Interval, s.Concatenation, s.Size)
 	}
 	for _, c := range all {
-		fmt.Fprintln(h, c.Name, c.Type)
+		fmt.Fprintln(h, c.Table.Family, c.Name, c.Type)
 		if c.Hooknum != nil {
 			fmt.Fprintln(h, *c.Hooknum, *c.Priority)
 		}
 		for _, r := range c.rules {
 			for _, e := range r.exprs {
-				b, err := expr.Marshal(byte(ourTable.Family), e)
+				b, err := expr.Marshal(byte(c.Table.Family), e)
 				if err != nil {
 					return "", err
 				}
@@ -205,11 +216,12 @@ func version(all []chain) (string, error) {
 // comment returns the text by which our rules are recognised: their reason and version.
 func (r rule) comment(version string) string { return r.why + " #" + version }
 
-// create adds the table without elements. An existing one is deleted in the same transaction.
+// create adds the tables without elements. Existing ones are deleted in the same transaction.
 func create(c *nftables.Conn, all []chain, version string) error {
-	c.AddTable(ourTable)
-	c.DelTable(ourTable)
-	c.AddTable(ourTable)
+	for _, f := range families {
+		remove(c, f.table)
+		c.AddTable(f.table)
+	}
 	for _, p := range familySets() {
 		s := p.spec()
 		s.KeyByteOrder = binaryutil.BigEndian
@@ -223,12 +235,18 @@ func create(c *nftables.Conn, all []chain, version string) error {
 	return nil
 }
 
+// remove removes a table, if there is one.
+func remove(c *nftables.Conn, t *nftables.Table) {
+	c.AddTable(t) // so that deleting it succeeds
+	c.DelTable(t)
+}
+
 // add adds a chain with its rules.
 func (c chain) add(conn *nftables.Conn, version string) {
 	conn.AddChain(c.Chain)
 	for _, r := range c.rules {
 		conn.AddRule(&nftables.Rule{
-			Table: ourTable, Chain: c.Chain, Exprs: r.exprs,
+			Table: c.Table, Chain: c.Chain, Exprs: r.exprs,
 			UserData: userdata.AppendString(nil, userdata.TypeComment, r.comment(version)),
 		})
 	}

@@ -58,12 +58,15 @@ type Balancer struct {
 
 // New returns a balancer. Its first Apply finds out what an earlier process left in the kernel.
 func New(log *slog.Logger) (*Balancer, error) {
-	all := chains()
-	stay, err := affinityChain(affinityChainName(0)) // they differ in the timeout, which is in the name
-	if err != nil {
-		return nil, err
+	var all, stay []chain // stay: they differ in the timeout, which is in the name
+	for _, f := range families {
+		c, err := f.affinityChain(affinityChainName(0))
+		if err != nil {
+			return nil, err
+		}
+		all, stay = append(all, f.chains()...), append(stay, c)
 	}
-	v, err := version(append(slices.Clone(all), stay))
+	v, err := version(slices.Concat(all, stay))
 	if err != nil {
 		return nil, fmt.Errorf("describe table %s: %w", Table, err)
 	}
@@ -84,12 +87,12 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before, ports := slices.Collect(maps.Values(b.contents.vips)), b.contents.ports
+	before, group := slices.Collect(maps.Values(b.contents.vips)), b.contents.group
 	c, had := b.contents.replaceVIPs(s.VIPs)
-	b.contents.replacePorts(portsOf(s), c)
+	b.contents.replaceGroup(groupElements(s), c)
 	if err := b.write(c); err != nil {
 		b.contents.replaceVIPs(before)
-		b.contents.replacePorts(ports, newChanges())
+		b.contents.group = group
 		b.generation = 0
 		b.reopen()
 		return err
@@ -186,7 +189,7 @@ func (p familySet) encode(e element) nftables.SetElement {
 
 // read returns the elements in the kernel, or reports that the table must be created again.
 func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, recreate bool, err error) {
-	ours, err := b.tableIsCurrent(s)
+	ours, err := b.areCurrent(s)
 	if err != nil || !ours {
 		return nil, true, err
 	}
@@ -211,52 +214,77 @@ func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, recre
 	return have, false, nil
 }
 
-// tableIsCurrent reports whether table, sets, chains and rules are those of this version.
-func (b *Balancer) tableIsCurrent(s *sockets) (bool, error) {
-	tables, err := s.rules.ListTablesOfFamily(ourTable.Family)
+// areCurrent reports whether tables, sets, chains and rules are those of this version.
+func (b *Balancer) areCurrent(s *sockets) (bool, error) {
+	b.affinityChains = nil
+	for _, f := range families {
+		if current, err := b.isCurrent(s, f); err != nil || !current {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// isCurrent reports that of one family's table.
+func (b *Balancer) isCurrent(s *sockets, f family) (bool, error) {
+	tables, err := s.rules.ListTablesOfFamily(f.table.Family)
 	if err != nil {
 		return false, fmt.Errorf("list tables: %w", err)
 	}
 	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == Table }) {
 		return false, nil
 	}
-	sets, err := s.rules.GetSets(ourTable)
+	sets, err := s.rules.GetSets(f.table)
 	if err != nil {
 		return false, fmt.Errorf("list sets of %s: %w", Table, err)
 	}
-	for _, p := range familySets() {
-		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == p.name() }) {
+	for _, name := range setNames {
+		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == name }) {
 			return false, nil
 		}
 	}
-	is, err := s.rules.ListChainsOfTableFamily(ourTable.Family)
+	is, err := s.rules.ListChainsOfTableFamily(f.table.Family)
 	if err != nil {
 		return false, fmt.Errorf("list chains: %w", err)
 	}
-	all, err := s.rulesInKernel()
+	is = slices.DeleteFunc(is, func(c *nftables.Chain) bool { return c.Table.Name != Table })
+	rules, err := s.rulesInKernel(f.table)
 	if err != nil {
 		return false, err
 	}
-	for _, c := range b.chains {
-		there := func(o *nftables.Chain) bool {
-			return o.Table.Name == Table && o.Name == c.Name && o.Type == c.Type && o.Hooknum != nil && *o.Hooknum == *c.Hooknum && *o.Priority == *c.Priority
-		}
-		if !slices.ContainsFunc(is, there) || !b.chainIsCurrent(c, all) {
+	for _, c := range f.chains() {
+		if !slices.ContainsFunc(is, c.isSame) || !b.chainIsCurrent(c, rules) {
 			return false, nil
 		}
 	}
-	b.affinityChains = map[string]bool{}
+	return b.affinityChainsAreCurrent(f, is, rules), nil
+}
+
+// affinityChainsAreCurrent notes the affinity chains of a table. All tables must have the same.
+func (b *Balancer) affinityChainsAreCurrent(f family, is []*nftables.Chain, rules []kernelRule) bool {
+	have := map[string]bool{}
 	for _, o := range is {
-		if o.Table.Name != Table || !strings.HasPrefix(o.Name, affinityPrefix) {
+		if !strings.HasPrefix(o.Name, affinityPrefix) {
 			continue
 		}
-		c, err := affinityChain(o.Name)
-		if err != nil || !b.chainIsCurrent(c, all) {
-			return false, nil //nolint:nilerr // another program created the chain
+		c, err := f.affinityChain(o.Name)
+		if err != nil || !b.chainIsCurrent(c, rules) {
+			return false // another program created the chain
 		}
-		b.affinityChains[o.Name] = true
+		have[o.Name] = true
 	}
-	return true, nil
+	if b.affinityChains == nil {
+		b.affinityChains = have
+	}
+	return maps.Equal(b.affinityChains, have)
+}
+
+// isSame reports whether o is the chain c in the kernel, whatever its rules.
+func (c chain) isSame(o *nftables.Chain) bool {
+	if o.Name != c.Name || o.Type != c.Type || (o.Hooknum == nil) != (c.Hooknum == nil) {
+		return false
+	}
+	return o.Hooknum == nil || *o.Hooknum == *c.Hooknum && *o.Priority == *c.Priority
 }
 
 // chainIsCurrent reports whether a chain has exactly the rules of this version.
@@ -293,10 +321,10 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 		return nil, err
 	}
 	if recreate {
-		return fault("table %s is missing or was changed", Table), nil
+		return fault("a table %s is missing or was changed", Table), nil
 	}
 	if n := diff(have, b.contents.all()).size(); n > 0 {
-		return fault("%d elements of table %s were changed", n, Table), nil
+		return fault("%d elements of the tables %s were changed", n, Table), nil
 	}
 	if again, err := s.generation(); err == nil && again == now {
 		b.generation = now
@@ -317,15 +345,16 @@ func (b *Balancer) Close(context.Context, bool) error {
 	return nil
 }
 
-// Remove deletes the table, if it exists. Traffic to VIPs stops.
+// Remove deletes the tables, if they exist. Traffic to VIPs stops.
 func Remove() error {
 	conn, err := dial()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.CloseLasting() }()
-	conn.AddTable(ourTable) // creates it if it does not exist, so that deleting it succeeds
-	conn.DelTable(ourTable)
+	for _, f := range families {
+		remove(conn, f.table)
+	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("remove table %s: %w", Table, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/userdata"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -17,10 +18,10 @@ type kernelRule struct {
 	packets        uint64 // of its counter
 }
 
-// rulesInKernel returns the rules of our table, in order by chain.
-func (s *sockets) rulesInKernel() (all []kernelRule, err error) {
+// rulesInKernel returns the rules of a table of ours, in order by chain.
+func (s *sockets) rulesInKernel(of *nftables.Table) (all []kernelRule, err error) {
 	req := s.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(of.Family), Version: nl.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(Table)))
 	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {

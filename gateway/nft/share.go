@@ -20,9 +20,6 @@ const (
 	// exportEvery is the period of a full export: peers keep the connections in it and forget the others. It starts with
 	// firstExport and doubles, because the event of a connection that opens while Export starts may be lost.
 	firstExport, exportEvery = time.Second, 2 * time.Minute
-	// relaxEvery is how often TCP windows are relaxed, so that connections may leave and come back. It starts with
-	// firstExport and doubles, too.
-	relaxEvery = 10 * time.Second
 	// importedLifetime is how long an imported connection is kept without a packet. The first packet extends that to the
 	// kernel's timeout: days for TCP (net.netfilter.nf_conntrack_tcp_timeout_established), or five minutes while data is
 	// unacknowledged. So a TCP connection with more than importedLifetime left, or a UDP one with a reply, is local.
@@ -76,8 +73,7 @@ func (is sharedState) affinity(f *flows.Flow) time.Duration {
 	return 0
 }
 
-// Export implements flows.Sharer. The full export repeats every two minutes. Connections that are some seconds old may
-// from then on continue at a peer, and come back after any number of bytes.
+// Export implements flows.Sharer. The full export repeats every two minutes.
 func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) error {
 	events, err := dialConntrack()
 	if err != nil {
@@ -87,22 +83,16 @@ func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) erro
 	if err := errors.Join(events.SetReadBuffer(eventBuffer), events.JoinGroup(groupUpdates)); err != nil {
 		return fmt.Errorf("receive events of connections: %w", err)
 	}
-	var again, free time.Time
-	every, pass := firstExport, firstExport
+	var again time.Time
+	every := firstExport
 	which := answered // a new peer needs all of these; later only long-lived ones
 	for ctx.Err() == nil {
 		if now := time.Now(); now.After(again) {
 			again, every = now.Add(every), min(2*every, exportEvery)
-			if err := b.all(which, send); err != nil {
+			if err := b.all(which, false, send); err != nil {
 				return err
 			}
 			which = lasting
-		}
-		if now := time.Now(); now.After(free) {
-			free, pass = now.Add(pass), min(2*pass, relaxEvery)
-			if err := b.relaxWindows(); err != nil {
-				return err
-			}
 		}
 		if err := events.SetReadDeadline(time.Now().Add(eventTimeout)); err != nil {
 			return err
@@ -123,6 +113,9 @@ func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) erro
 				return fmt.Errorf("read a connection: %w", err)
 			}
 			b.countOpened(&e)
+			if !e.isLocal() && !e.ended {
+				continue // a peer's announcement has made it live longer
+			}
 			if err := b.export(&e, lasting, send); err != nil {
 				return err
 			}
@@ -138,14 +131,15 @@ const (
 	lasting  uint32 = statusAssured
 )
 
-// All implements flows.Sharer. It omits imported connections that were not used here.
-func (b *Balancer) All(send func(flows.Flow) error) error { return b.all(answered, send) }
+// All implements flows.Sharer. It includes imported connections that were not used here: a gateway that starts may have been the one that
+// had them, and no other gateway sends those.
+func (b *Balancer) All(send func(flows.Flow) error) error { return b.all(answered, true, send) }
 
-func (b *Balancer) all(which uint32, send func(flows.Flow) error) error {
+func (b *Balancer) all(which uint32, unused bool, send func(flows.Flow) error) error {
 	var failed error
 	resend := flows.Resend(send)
 	err := b.list(func(e entry) {
-		if failed == nil && e.isLocal() {
+		if failed == nil && e.open && (unused || e.isLocal()) {
 			failed = b.export(&e, which, resend)
 		}
 	})
@@ -158,38 +152,6 @@ func (e *entry) isLocal() bool {
 		return e.status&statusSeenReply != 0
 	}
 	return e.left > importedLifetime
-}
-
-// relaxWindows lets local connections continue at peers and come back. The kernel knows the TCP windows only from packets
-// that passed here: without this, packets that come back after more than a window would be invalid.
-func (b *Balancer) relaxWindows() error {
-	is := b.state.Load()
-	if is == nil {
-		return nil
-	}
-	var bound []flows.Flow
-	if err := b.list(func(e entry) {
-		if f, ok := e.flow(); ok && e.checksWindows && e.open && is.has(&f) {
-			bound = append(bound, f)
-		}
-	}); err != nil || len(bound) == 0 {
-		return err
-	}
-	c, err := dialConntrack()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for i := range bound {
-		m, err := beLiberalMessage(&bound[i])
-		if err != nil {
-			return err
-		}
-		if _, err := c.Execute(m); err != nil && !errors.Is(err, unix.ENOENT) { // the connection has ended
-			return fmt.Errorf("relax the windows of connection %s: %w", &bound[i], err)
-		}
-	}
-	return nil
 }
 
 // list calls each for every tracked connection.
@@ -215,21 +177,22 @@ func (*Balancer) list(each func(entry)) error {
 	return nil
 }
 
-// export sends an entry if it is an open connection that peers share. A UDP entry must have the status bit in which.
+// export sends an entry if it is a connection that peers share, and open or just ended. A UDP entry must have the status bit in which.
 func (b *Balancer) export(e *entry, which uint32, send func(flows.Flow) error) error {
 	f, ok := e.flow()
 	is := b.state.Load()
 	if e.original.protocol != unix.IPPROTO_UDP {
 		which = lasting
 	}
-	if !ok || e.status&which == 0 || !e.open || is == nil || !is.has(&f) {
+	if !ok || e.status&which == 0 || !e.open && !e.ended || is == nil || !is.has(&f) {
 		return nil
 	}
+	f.Ended = e.ended
 	return send(f)
 }
 
-// Import implements flows.Sharer. Known connections stay as they are. New ones are kept for at least four minutes.
-// Clients with affinity keep their backend here, too.
+// Import implements flows.Sharer. Known connections stay as they are. New ones are kept for at least four minutes, and ended ones are
+// deleted. Clients with affinity keep their backend here, too.
 func (b *Balancer) Import(all []flows.Flow) (pending []flows.Flow, err error) {
 	is := b.state.Load()
 	if is == nil {
@@ -247,41 +210,103 @@ func (b *Balancer) Import(all []flows.Flow) (pending []flows.Flow, err error) {
 		if f.Protocol == "UDP" {
 			protocol = unix.IPPROTO_UDP
 		}
-		if !is.has(f) {
+		switch {
+		case f.Ended:
+			err = deleteFlow(c, f, protocol)
+		case !is.has(f):
 			pending = append(pending, *f)
 			continue
-		}
-		m, err := createMessage(f, protocol, importedLifetime)
-		if err != nil {
-			return nil, err
-		}
-		if _, err = c.Execute(m); errors.Is(err, unix.EEXIST) {
-			err = b.refresh(c, f, protocol)
+		default:
+			err = store(c, f, protocol)
+			known = append(known, f)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("import connection %s: %w", f, err)
 		}
-		known = append(known, f)
 	}
 	return pending, b.importClients(*is, known)
 }
 
-// refresh extends the lifetime of an imported connection again. A local one lives longer, and stays as it is.
-func (b *Balancer) refresh(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
-	ask, err := lookupMessage(f, protocol)
+// store creates the entry of a flow. One that opened a moment ago takes the place of entries that have its client's port at the VIP, or
+// its port at the backend: their connections have ended.
+func store(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
+	m, err := createMessage(f, protocol, importedLifetime)
 	if err != nil {
 		return err
+	}
+	_, err = c.Execute(m)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	e, err := lookup(c, tuple{protocol, f.Client, f.VIP})
+	if err != nil {
+		return err
+	}
+	switch {
+	case e != nil && e.is(f):
+		return refresh(c, e, f, protocol)
+	case f.Resent:
+		return nil
+	}
+	for _, of := range []tuple{{protocol, f.Client, f.VIP}, {protocol, f.Backend, f.Source}} {
+		if err := deleteEntry(c, of); err != nil {
+			return err
+		}
+	}
+	if _, err = c.Execute(m); errors.Is(err, unix.EEXIST) {
+		return nil // a packet has just created it
+	}
+	return err
+}
+
+// deleteFlow deletes the entry of a flow, unless another one has taken its place.
+func deleteFlow(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
+	e, err := lookup(c, tuple{protocol, f.Client, f.VIP})
+	if err != nil || e == nil || !e.is(f) {
+		return err
+	}
+	return deleteEntry(c, e.original)
+}
+
+// is reports whether an entry is that of a flow, whichever end sent the first packet here.
+func (e *entry) is(f *flows.Flow) bool {
+	there, back := tuple{e.original.protocol, f.Client, f.VIP}, tuple{e.original.protocol, f.Backend, f.Source}
+	return e.original == there && e.reply == back || e.original == back && e.reply == there
+}
+
+// lookup returns the entry that has a direction, or nil.
+func lookup(c *netlink.Conn, of tuple) (*entry, error) {
+	ask, err := lookupMessage(of)
+	if err != nil {
+		return nil, err
 	}
 	found, err := c.Execute(ask)
 	if errors.Is(err, unix.ENOENT) || err == nil && len(found) == 0 {
-		return nil // it has just ended
+		return nil, nil //nolint:nilnil // there is none
 	}
+	if err != nil {
+		return nil, err
+	}
+	e, err := parse(found[0].Data)
+	return &e, err
+}
+
+// deleteEntry deletes the entry that has a direction, if there is one.
+func deleteEntry(c *netlink.Conn, of tuple) error {
+	m, err := deleteMessage(of)
 	if err != nil {
 		return err
 	}
-	e, err := parse(found[0].Data)
-	if err != nil || e.isLocal() {
-		return err
+	if _, err = c.Execute(m); errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+// refresh extends the lifetime of an imported connection again. A local one lives longer, and stays as it is.
+func refresh(c *netlink.Conn, e *entry, f *flows.Flow, protocol uint8) error {
+	if e.isLocal() {
+		return nil
 	}
 	m, err := timeoutMessage(f, protocol, importedLifetime)
 	if err != nil {
@@ -289,7 +314,7 @@ func (b *Balancer) refresh(c *netlink.Conn, f *flows.Flow, protocol uint8) error
 	}
 	_, err = c.Execute(m)
 	if errors.Is(err, unix.ENOENT) {
-		return nil
+		return nil // it has just ended
 	}
 	return err
 }

@@ -7,20 +7,45 @@ import (
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/flows"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// applySlots applies s on both gateways, which own every second slot.
+// applySlots connects the gateways and applies s on both, which own every second slot.
 func (w *testbed) applySlots(s *desired.State) {
 	w.t.Helper()
+	w.connectGateways()
 	for g := range w.gateways {
-		w.applyTo(g, withSlots(s, func(slot int) int { return (slot + g) % 2 })) // 0 is the gateway itself
+		w.applyTo(g, withSlots(s, 1-g, func(slot int) int { return (slot + g) % 2 })) // 0 is the gateway itself
 	}
 }
 
-// withSlots returns s with one peer and the owners of slots.
-func withSlots(s *desired.State, owner func(slot int) int) *desired.State {
+// betweenGateways returns the address of a gateway on the link between both.
+func betweenGateways(family, gateway int) netip.Prefix {
+	near, far := link(family, 70, 0)
+	return [2]netip.Prefix{near, far}[gateway]
+}
+
+// connectGateways adds that link, once.
+func (w *testbed) connectGateways() {
+	w.t.Helper()
+	if w.connected {
+		return
+	}
+	w.connected = true
+	if err := w.gateways[0].ns.Connect(w.gateways[1].ns, betweenGateways(0, 0), betweenGateways(0, 1)); err != nil {
+		w.t.Fatal(err)
+	}
+	for g := range w.gateways {
+		give(w.t, w.gateways[g].ns, netlab.DeviceName(betweenGateways(0, g)), betweenGateways(1, g))
+	}
+}
+
+// withSlots returns s with a gateway as the only peer, and the owners of slots.
+func withSlots(s *desired.State, peer int, owner func(slot int) int) *desired.State {
 	own := *s
-	own.Peers = []desired.PeerGateway{{URL: "https://192.0.2.1:9479", Name: "other"}}
+	own.Peers = []desired.PeerGateway{{
+		URL: "https://192.0.2.1:9479", Name: "other", Address: betweenGateways(0, peer).Addr(), OtherAddress: betweenGateways(1, peer).Addr(),
+	}}
 	own.Slots = nil
 	for i := range desired.SlotCount {
 		own.Slots = append(own.Slots, desired.Slot{Owner: owner(i), Previous: 1 - owner(i)})
@@ -144,8 +169,8 @@ func TestSlotsAreElements(t *testing.T) {
 	b := newContents()
 	writes := func(owner func(slot int) int) int {
 		c := newChanges()
-		b.replacePorts(portsOf(withSlots(&desired.State{}, owner)), c)
-		return len(c.add[portSets[0]])
+		b.replaceGroup(groupElements(withSlots(&desired.State{}, 1, owner)), c)
+		return len(c.add[familySet{ownPorts, true}])
 	}
 	alternate := func(slot int) int { return slot % 2 }
 	gains63 := func(slot int) int { return min(slot%2, slot%63) }

@@ -54,6 +54,7 @@ type testbed struct {
 	t               *testing.T
 	client, servers *netlab.Namespace
 	gateways        [2]*gateway
+	connected       bool // with each other, see connectGateways
 }
 
 type gateway struct {
