@@ -21,8 +21,13 @@ const (
 	afterwards = 64
 )
 
-// maxPeers bounds the peers to which answers with `routed` go.
-const maxPeers = 15
+const (
+	// maxPeers bounds the peers to which answers with `routed` go.
+	maxPeers = 15
+	// toPeersRate bounds the answers of each rule that go to all peers, in a second, so that a backend that makes up answers does not
+	// multiply its packets.
+	toPeersRate, toPeersBurst = 20_000, 2_000
+)
 
 // answers receives all packets, after connection tracking.
 func (f family) answers() []rule {
@@ -33,13 +38,14 @@ func (f family) answers() []rule {
 	ofRouted := join(f.sender, f.in(routedBackends))
 	ofSeveral := join(ofRouted, f.notIn(backendFrontends))
 	hasPeers := join(one(&expr.Immediate{Register: reg(0), Data: []byte(peerKey(0))}), f.mapped(peers, 1))
-	toPeers := join(hasPeers, f.setHops(handed+1), jumpTo("to-peers"))
+	limit := one(&expr.Limit{Type: expr.LimitTypePkts, Rate: toPeersRate, Unit: expr.LimitTimeSecond, Burst: toPeersBurst})
+	toPeers := join(hasPeers, limit, f.setHops(handed+1), jumpTo("to-peers"))
 	return []rule{
 		{"from a peer", join(f.hops(expr.CmpOpLte, toOwner), f.sender, f.in(backends), jumpTo("from-peers"))},
 		{"an open TCP connection", join(tcp, flags(fin|syn|rst, 0), established, accept)},
 		{"a known UDP flow", join(udp, established, accept)},
 		{"the answer to a SYN that passed here", join(tcp, established, halfOpen, accept)},
-		{"copy a SYN+ACK or RST to all peers", join(tcp, compareFlags(syn|rst, expr.CmpOpNeq, 0), established, ofRouted, f.setHops(copied+1), jumpTo("to-peers"))},
+		{"copy a SYN+ACK or RST to all peers", join(tcp, compareFlags(syn|rst, expr.CmpOpNeq, 0), established, ofRouted, limit, f.setHops(copied+1), jumpTo("to-peers"))},
 		{"a known connection with a port of this gateway", join(tcp, established, ofSNAT, slotOf(destinationPort, 0), f.notIn(owners), accept)},
 		{"copy a FIN or RST to the owner of its port", join(tcp, flags(syn, 0), established, ofSNAT, f.duplicateTo(owners, copied), f.setHops(afterwards), accept)},
 		{"a known connection", join(tcp, flags(syn, 0), established, accept)},

@@ -6,9 +6,11 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -274,6 +276,29 @@ func TestNoPacketCircles(t *testing.T) {
 			}
 		}
 	})
+}
+
+// All rules that send one packet to all peers have a limit.
+func TestRulesToPeersAreLimited(t *testing.T) {
+	t.Parallel()
+	seen := 0
+	for _, f := range families {
+		for _, c := range f.chains() {
+			for _, r := range c.rules {
+				toPeers := slices.ContainsFunc(r.exprs, func(e expr.Any) bool { v, ok := e.(*expr.Verdict); return ok && v.Chain == "to-peers" })
+				limited := slices.ContainsFunc(r.exprs, func(e expr.Any) bool { _, ok := e.(*expr.Limit); return ok })
+				if toPeers && !limited {
+					t.Errorf("%s has no limit", r.why)
+				}
+				if toPeers {
+					seen++
+				}
+			}
+		}
+	}
+	if seen != 2*4 {
+		t.Errorf("%d rules send packets to all peers, want four for each family", seen)
+	}
 }
 
 // answer sends a SYN+ACK from a backend.
