@@ -451,11 +451,7 @@ func TestAnswersAreHandedOver(t *testing.T) {
 // A router leads a connection elsewhere after its SYN, when a gateway comes or goes. The next one does not know it yet, and hands its
 // packets over until it does: by its own choice of a port the backend would not know the client.
 func TestHandshakesThatMove(t *testing.T) {
-	w := newTestbed(t)
-	w.serve()
-	w.applySlots(state(desired.SNAT, 1, 2, 3, 4), alternate)
-	w.exchange(0, 1)
-	w.exchange(1, 0)
+	w := newExchanging(t, state(desired.SNAT, 1, 2, 3, 4))
 	w.splitAfterSYN()
 	w.leadBack(1)
 	for f := range vips {
@@ -472,11 +468,7 @@ func TestHandshakesThatMove(t *testing.T) {
 // The gateways take over from each other twenty times, the packets from backends first, while clients connect. No connection
 // fails: those whose handshake is under way are handed over.
 func TestTakeovers(t *testing.T) {
-	w := newTestbed(t)
-	w.serve()
-	w.applySlots(state(desired.SNAT, 1, 2, 3, 4), alternate)
-	w.exchange(0, 1)
-	w.exchange(1, 0)
+	w := newExchanging(t, state(desired.SNAT, 1, 2, 3, 4))
 	w.lead(0)
 	connecting, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -511,11 +503,7 @@ func TestTakeovers(t *testing.T) {
 // the router's choice changes when a third gateway comes or goes, and when one is drained. The other one does so whether it knows
 // their owner yet or not.
 func TestMasqueradedConnectionsThatMove(t *testing.T) {
-	w := newTestbed(t)
-	w.serve()
-	w.applySlots(state(desired.Masquerade, 1, 2, 3, 4), alternate)
-	w.exchange(0, 1)
-	w.exchange(1, 0)
+	w := newExchanging(t, state(desired.Masquerade, 1, 2, 3, 4))
 	w.lead(0)
 	for f := range vips {
 		for _, announced := range []bool{false, true} {
@@ -539,6 +527,17 @@ func (w *testbed) peerFlows(g int) int {
 	all := map[bpf.GatewayConnKey]bpf.GatewayPeerFlow{}
 	w.check(dump(w.balancers[g].k.maps[bpf.MapGatewayPeerFlows], all))
 	return len(all)
+}
+
+// newExchanging returns a testbed with servers, whose gateways own every second slot and send their flows to each other.
+func newExchanging(t *testing.T, s *desired.State) *testbed {
+	t.Helper()
+	w := newTestbed(t)
+	w.serve()
+	w.applySlots(s, alternate)
+	w.exchange(0, 1)
+	w.exchange(1, 0)
+	return w
 }
 
 // exchange sends a gateway's flows to the other one until the test ends.
@@ -670,11 +669,7 @@ func TestPortsOfSlots(t *testing.T) {
 // A connection may end while all of its answers come to another gateway than the client's packets. The one that has the port sees the
 // end all the same: otherwise its ports would run out.
 func TestEndsAreSeen(t *testing.T) {
-	w := newTestbed(t)
-	w.serve()
-	w.applySlots(state(desired.SNAT, 1), alternate)
-	w.exchange(0, 1)
-	w.exchange(1, 0)
+	w := newExchanging(t, state(desired.SNAT, 1))
 	w.lead(0)
 	w.leadBack(1)
 	const lines = 100_000
@@ -695,12 +690,8 @@ func TestEndsAreSeen(t *testing.T) {
 		} {
 			from++
 			upload := fmt.Sprint(families[f], name)
-			c, err := w.dial("tcp", f, servedPort, from)
-			w.check(err)
-			_, _, err = c.ask("hello")
-			w.check(err)
-			w.until(func() bool { return len(w.states(1, f, from)) == 4 }, "the other gateway knows the connection")
-			_, err = io.WriteString(c, strings.Repeat("upload "+upload+"\n", lines))
+			c := w.openKnown(f, from)
+			_, err := io.WriteString(c, strings.Repeat("upload "+upload+"\n", lines))
 			w.check(err)
 			w.until(func() bool { return w.hasUploaded(upload) == lines }, "the backend gets all")
 			w.check(end(c))
@@ -711,6 +702,24 @@ func TestEndsAreSeen(t *testing.T) {
 			}
 		}
 	}
+}
+
+// openKnown opens a connection from a port through gateway 0, and returns when the other gateway knows it.
+func (w *testbed) openKnown(f int, from uint16) *conn {
+	w.t.Helper()
+	c, err := w.dial("tcp", f, servedPort, from)
+	w.check(err)
+	_, _, err = c.ask("hello")
+	w.check(err)
+	w.until(func() bool { return len(w.states(1, f, from)) == 4 }, "the other gateway knows the connection")
+	return c
+}
+
+// reset resets a connection from a port through gateway 0, and returns when that has seen it.
+func (w *testbed) reset(c *conn, f int, from uint16) {
+	w.t.Helper()
+	w.check(errors.Join(c.Conn.(*net.TCPConn).SetLinger(0), c.Close()))
+	w.until(func() bool { return slices.Contains(w.states(0, f, from), bpf.ConnClosed) }, "the reset passes")
 }
 
 // states returns the states of the entries of TCP flows that a gateway has for a client's port, if the backend sees the same port.
@@ -729,29 +738,19 @@ func (w *testbed) states(g, f int, port uint16) (all []bpf.ConnState) {
 // A gateway takes a port again as soon as its connection has ended. Another one may still have the earlier connection: it hands the
 // backend's answer over, and forgets the earlier one when it hears of the next.
 func TestPortsAreTakenAgain(t *testing.T) {
-	w := newTestbed(t)
-	w.serve()
-	w.applySlots(state(desired.SNAT, 1), alternate)
-	w.exchange(0, 1)
-	w.exchange(1, 0)
+	w := newExchanging(t, state(desired.SNAT, 1))
 	own, others := uint16(2*desired.SlotPorts+77), uint16(31*desired.SlotPorts+77) // gateway 0 moves the second one to the first
 	for f := range vips {
 		for _, answers := range []int{0, 1} {
 			own++
 			others++
 			w.lead(0)
-			first, err := w.dial("tcp", f, servedPort, own)
-			w.check(err)
-			_, _, err = first.ask("hello")
-			w.check(err)
-			w.until(func() bool { return len(w.states(1, f, own)) == 4 }, "the other gateway knows the connection")
+			first := w.openKnown(f, own)
 			w.lead(1)
-			_, _, err = first.ask("again") // the other gateway's copy is in use then
+			_, _, err := first.ask("again") // the other gateway's copy is in use then
 			w.check(err)
 			w.lead(0)
-			w.check(first.Conn.(*net.TCPConn).SetLinger(0))
-			w.check(first.Close())
-			w.until(func() bool { return slices.Contains(w.states(0, f, own), bpf.ConnClosed) }, "the reset passes")
+			w.reset(first, f, own)
 
 			w.leadBack(answers)
 			second, err := w.dial("tcp", f, servedPort, others)
@@ -780,22 +779,11 @@ func TestPortsAreTakenAgain(t *testing.T) {
 // A client connects again by the same port through another gateway, which still has the connection before, and the port of the first
 // one. The backend's answer stays there: the first one has forgotten the connection.
 func TestClientConnectsAgainElsewhere(t *testing.T) {
-	w := newTestbed(t)
-	w.serve()
-	w.applySlots(state(desired.SNAT, 1), alternate)
-	w.exchange(0, 1)
-	w.exchange(1, 0)
+	w := newExchanging(t, state(desired.SNAT, 1))
 	const from = 2*desired.SlotPorts + 77 // in a slot of gateway 0
 	for f := range vips {
 		w.lead(0)
-		c, err := w.dial("tcp", f, servedPort, from)
-		w.check(err)
-		_, _, err = c.ask("hello")
-		w.check(err)
-		w.until(func() bool { return len(w.states(1, f, from)) == 4 }, "the other gateway knows the connection")
-		w.check(c.Conn.(*net.TCPConn).SetLinger(0))
-		w.check(c.Close())
-		w.until(func() bool { return slices.Contains(w.states(0, f, from), bpf.ConnClosed) }, "the reset passes")
+		w.reset(w.openKnown(f, from), f, from)
 		all := map[bpf.GatewayConnKey]bpf.GatewayConn{}
 		w.check(dump(w.balancers[0].k.maps[bpf.MapFlows], all))
 		for key := range all {
@@ -803,7 +791,7 @@ func TestClientConnectsAgainElsewhere(t *testing.T) {
 		}
 		before := w.refusals(0)["no_flow"]
 		w.lead(1)
-		c, err = w.dial("tcp", f, servedPort, from)
+		c, err := w.dial("tcp", f, servedPort, from)
 		w.check(err)
 		_, _, err = c.ask("hello")
 		w.check(err)
@@ -845,9 +833,7 @@ func TestPortsAreTakenMeanwhile(t *testing.T) {
 		w.lead(1)
 		ask(first)
 		w.lead(0)
-		w.check(first.Conn.(*net.TCPConn).SetLinger(0))
-		w.check(first.Close())
-		w.until(func() bool { return slices.Contains(w.states(0, f, own), bpf.ConnClosed) }, "the reset passes")
+		w.reset(first, f, own)
 		second, err := w.dial("tcp", f, servedPort, others)
 		w.check(err)
 		ask(second)
