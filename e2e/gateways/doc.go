@@ -2,6 +2,7 @@
 // address family, thousands of connections go on while a gateway dies, joins again and is drained.
 //
 // Each cell of the matrix is an edge of its own ([edge.Lab]) with complete gateways, as on machines of their own, a router (FRR) and servers
-// behind it. The test is the gateways' controller. `make test` runs one cell, and `make test-gateways` all. Not all pass:
-// gateways with nftables do not hand packets over, and with eBPF, snat and three gateways of equal preference some new connections fail.
+// behind it. The test is the gateways' controller. `make test` runs four cells with a quarter of the connections, and `make test-gateways` all.
+// Not all pass: with nftables, connections with snat whose client's packets come to another gateway in the middle of the handshake fail, and
+// those with masquerade break.
 package gateways_test

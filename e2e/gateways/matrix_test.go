@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -49,8 +50,13 @@ func (c cell) String() string {
 	return fmt.Sprintf("%s, %s, %s, %s", c.balancer, c.way, c.announce.name, families[c.family])
 }
 
-// daily is the cell of make test.
-const daily = "ebpf, routed, VRRP, IPv6"
+// daily are the cells of make test, each with every fourth connection.
+var daily = []string{
+	"ebpf, routed, VRRP, IPv6", "ebpf, snat, BGP, 3 equal, IPv4", "nftables, routed, BGP, 3 equal, IPv6", "nftables, routed, BGP, preferred, IPv4",
+}
+
+// whole reports whether all cells run with all connections.
+var whole = os.Getenv("ISTHMUS_FULL_LENGTH") != ""
 
 // matrix returns all cells.
 func matrix() (all []cell) {
@@ -68,9 +74,16 @@ func matrix() (all []cell) {
 	return all
 }
 
+// counts returns the number of connections that are open when gateways go, and that of short ones in each phase: 10,000 of both, or a
+// quarter.
+func counts() (lasting int, each int64) {
+	if whole {
+		return 600, 1900
+	}
+	return 150, 475
+}
+
 const (
-	// lasting is the number of connections that are open when gateways go, and each is short ones in each phase: 10,000 of both.
-	lasting, each = 600, 1900
 	// longest bounds a short connection, with time for retransmissions.
 	longest = 15 * time.Second
 	// announcing is how long a gateway may take to announce a connection to the others.
@@ -102,7 +115,7 @@ func TestMain(m *testing.M) {
 func TestGatewaysComeAndGo(t *testing.T) {
 	netlab.Privileged(t)
 	for _, c := range matrix() {
-		if os.Getenv("ISTHMUS_FULL_LENGTH") == "" && c.String() != daily {
+		if !whole && !slices.Contains(daily, c.String()) {
 			continue
 		}
 		t.Run(c.String(), func(t *testing.T) { c.run(t) })
@@ -111,6 +124,7 @@ func TestGatewaysComeAndGo(t *testing.T) {
 
 func (c cell) run(t *testing.T) {
 	t.Helper()
+	lasting, each := counts()
 	g := newGroup(t, c)
 	open, err := traffic.NewConnections(t.Context(), g.Client, g.servers, held)
 	g.check(err)
