@@ -74,7 +74,7 @@ func describe(s *v1alpha1.GatewayNodeStatus, p plan, r agents.Report) {
 		for i, f := range refused {
 			texts[i] = f.Services[0] + ": " + f.Message
 		}
-		text := fmt.Sprintf("the gateway has applied its state without %d Services, which stay as they were or are left out: %s", len(refused), strings.Join(texts, "; "))
+		text := fmt.Sprintf("the gateway has applied its state without refused Services (%d), which stay as they were or are left out: %s", len(refused), strings.Join(texts, "; "))
 		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonServicesRefused, shorten(text))
 	case r.Applied:
 		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the gateway has applied its state")

@@ -242,7 +242,7 @@ func TestServiceRefusedByAGateway(t *testing.T) {
 		t.Errorf("another Service says %+v", c)
 	}
 	c := meta.FindStatusCondition(w.gateway("gw2").Status.Conditions, v1alpha1.ConditionApplied)
-	if c == nil || c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonServicesRefused || !strings.Contains(c.Message, "without 1 Services, which stay as they were or are left out: "+w.ns+"/large: there is no room") {
+	if c == nil || c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonServicesRefused || !strings.Contains(c.Message, "without refused Services (1), which stay as they were or are left out: "+w.ns+"/large: there is no room") {
 		t.Errorf("the gateway says %+v", c)
 	}
 	if n := gauges(t)["isthmus_gateway_services_refused Refused"]; n != 1 {
