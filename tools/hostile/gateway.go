@@ -49,6 +49,12 @@ func balancedServiceTwists() []func(*Source, *corev1.Service) {
 				service.AnnotationServiceImport, service.AnnotationFloatingIPAfterwards), Pick(s, "list", "public", "nodeports", "pods", "true", "false", "retain", s.Value()))
 		},
 		func(s *Source, svc *corev1.Service) { annotate(svc, service.AnnotationPool, "list") },
+		func(s *Source, svc *corev1.Service) { annotate(svc, service.AnnotationAddresses, s.addresses()) },
+		func(s *Source, svc *corev1.Service) {
+			annotate(svc, service.AnnotationAddresses, s.addresses())
+			annotate(svc, service.AnnotationSharing, Pick(s, "web", "", s.Value()))
+		},
+		func(s *Source, svc *corev1.Service) { annotate(svc, service.AnnotationAgree, s.addresses()) },
 		func(s *Source, svc *corev1.Service) {
 			annotate(svc, service.AnnotationFloatingIP, Pick(s, "none", "allocate", "", s.Address(s.place.Cluster)))
 		},
@@ -76,6 +82,12 @@ func (s *Source) portID() string {
 		id += "_" + Pick(s, s.Foreign...).String()
 	}
 	return Pick(s, id, id, strings.ToUpper(id), "::ffff:"+id, strings.Replace(id, "::", ":0::", 1), id+"_", " "+id, s.Value())
+}
+
+// addresses returns an annotation with the addresses of other owners or any, in some spelling.
+func (s *Source) addresses() string {
+	one := func() string { return Pick(s, Pick(s, s.Foreign...).String(), s.Address(s.place.Cluster)) }
+	return Pick(s, one(), one()+","+one(), " "+one(), one()+",", "", s.Value())
 }
 
 // balancedSliceTwists twist what no schema checks.
