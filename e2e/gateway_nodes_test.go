@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/isthmus-net/isthmus/tools/lab/topology"
 	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
@@ -22,23 +24,25 @@ gatewayController:
   enabled: true
   settings:
     cluster: nodes
-    pools: [{name: nodes, group: nodes, announce: vrrp, return: masquerade, addresses: [10.200.0.240/29]}]
+    pools: [{name: nodes, group: nodes, announce: vrrp, return: snat, addresses: [10.200.0.240/29]}]
 `
 
 const noneOnNodes = "gateway: {enabled: false}\ngatewayController: {enabled: false}\n"
 
-// nodeAndService are node a1 as a gateway, and a Service whose servers, of testdata/dataplane.yaml, run on the other node.
-// The peer's address is unused.
-const nodeAndService = `
+// gatewayNode is a node as a gateway.
+const gatewayNode = `
 apiVersion: gateway.isthmus.dev/v1alpha1
 kind: GatewayNode
-metadata: {name: a1}
+metadata: {name: NAME}
 spec:
-  url: https://10.200.0.11:9479
+  url: https://ADDRESS:9479
   group: nodes
   balancer: ebpf
-  vrrp: {interface: eth0, source: 10.200.0.11, peers: [10.200.0.239], routerID: 52, priority: 100}
----
+  vrrp: {interface: eth0, source: ADDRESS, peers: [PEER], routerID: 52, priority: 100}
+`
+
+// onNode is a Service before servers of testdata/dataplane.yaml.
+const onNode = `
 apiVersion: v1
 kind: Service
 metadata:
@@ -51,41 +55,69 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// gatewayOnNode installs gateways by the chart, as in docs/gateway-install.md: a node becomes a gateway, with the
-// image, the certificates and the few privileges that it gets there. The node answers at the address of a Service. It
-// answers again after its pod was replaced. When the DaemonSet is deleted, the node no longer has the address.
-func gatewayOnNode(t *testing.T) {
+// gatewaysOnNodes installs gateways by the chart, as in docs/gateway-install.md: one or two nodes of a become gateways, with the
+// image, the certificates and the few privileges that they get there. The test's end removes them.
+func gatewaysOnNodes(t *testing.T, nodes ...string) {
 	t.Helper()
 	ctx := t.Context()
 	if err := bed.LoadImages(ctx, "gateway", "gateway-controller"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bed.Isthmusctl(ctx, "a", "gateway", "certs", "--dir", t.TempDir(), "--gateway", "a1",
-		"--secret", "isthmus-gateway-certs", "--gateways-secret", "isthmus-gateways", "-n", testbed.Namespace); err != nil {
+	certs := []string{"gateway", "certs", "--dir", t.TempDir(), "--secret", "isthmus-gateway-certs", "--gateways-secret", "isthmus-gateways", "-n", testbed.Namespace}
+	for _, node := range nodes {
+		certs = append(certs, "--gateway", node)
+	}
+	if _, err := bed.Isthmusctl(ctx, "a", certs...); err != nil {
 		t.Fatal(err)
+	}
+	of := func(verb string, args ...string) []string {
+		return slices.Concat([]string{verb}, args[:1], nodes, args[1:])
 	}
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		_, services := bed.Kubectl(ctx, "a", "delete", "service/onnode", "deployment/onnode", "--namespace", namespace, "--ignore-not-found", "--timeout", "60s")
-		_, nodes := bed.Kubectl(ctx, "a", "delete", "gatewaynode", "a1", "--ignore-not-found", "--timeout", "60s")
-		_, label := bed.Kubectl(ctx, "a", "label", "node", "a1", "isthmus.dev/gateway-")
-		if err := errors.Join(services, nodes, bed.SetValues(ctx, "a", noneOnNodes), label); err != nil {
+		_, gone := bed.Kubectl(ctx, "a", of("delete", "gatewaynode", "--ignore-not-found", "--timeout", "60s")...)
+		_, label := bed.Kubectl(ctx, "a", of("label", "node", "isthmus.dev/gateway-")...)
+		if err := errors.Join(gone, bed.SetValues(ctx, "a", noneOnNodes), label); err != nil {
 			t.Error(err)
 		}
 	})
-	if _, err := bed.Kubectl(ctx, "a", "label", "node", "a1", "isthmus.dev/gateway=", "--overwrite"); err != nil {
+	if _, err := bed.Kubectl(ctx, "a", of("label", "node", "isthmus.dev/gateway=", "--overwrite")...); err != nil {
 		t.Fatal(err)
 	}
 	if err := bed.SetValues(ctx, "a", onNodes); err != nil {
 		t.Fatal(err)
 	}
+	peer := "10.200.0.239" // unused
+	for _, name := range nodes {
+		all := clusterOf(t, "a").Nodes
+		address := all[slices.IndexFunc(all, func(n topology.Node) bool { return n.Name == name })].IPv4.String()
+		if other := slices.IndexFunc(all, func(n topology.Node) bool { return n.Name != name && slices.Contains(nodes, n.Name) }); other >= 0 {
+			peer = all[other].IPv4.String()
+		}
+		if err := bed.Apply(ctx, "a", strings.NewReplacer("NAME", name, "ADDRESS", address, "PEER", peer).Replace(gatewayNode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// gatewayOnNode: node a1 is a gateway, and answers at the address of a Service whose servers run on the other node. It
+// answers again after its pod was replaced. When the DaemonSet is deleted, the node no longer has the address.
+func gatewayOnNode(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	gatewaysOnNodes(t, "a1")
+	t.Cleanup(func() {
+		if _, err := bed.Kubectl(context.WithoutCancel(ctx), "a", "delete", "service/onnode", "deployment/onnode", "--namespace", namespace, "--ignore-not-found", "--timeout", "60s"); err != nil {
+			t.Error(err)
+		}
+	})
 	servers := strings.NewReplacer("NAME", "onnode", "CLUSTER_ID", "a", "PRE_STOP", "0", "    spec:\n", "    spec:\n      nodeName: a2\n").Replace(dataplaneWorkload)
-	for _, manifest := range []string{servers, nodeAndService} { // it creates another Service of the servers
+	for _, manifest := range []string{servers, onNode} { // it creates another Service of the servers
 		if err := bed.Apply(ctx, "a", manifest); err != nil {
 			t.Fatal(err)
 		}
 	}
-	vip := onNodeAnswers(t)
+	vip := answersOn(t, "onnode", "a1")
 	pod := func(args ...string) {
 		t.Helper()
 		if _, err := bed.Kubectl(ctx, "a", append(args, "--namespace", testbed.Namespace)...); err != nil {
@@ -94,41 +126,51 @@ func gatewayOnNode(t *testing.T) {
 	}
 	pod("delete", "pod", "--selector", "app.kubernetes.io/name=isthmus-gateway", "--timeout", "60s")
 	pod("rollout", "status", "daemonset/isthmus-gateway", "--timeout", "90s")
-	if again := onNodeAnswers(t); again != vip {
+	if again := answersOn(t, "onnode", "a1"); again != vip {
 		t.Errorf("it had %s and has %s", vip, again)
 	}
 	pod("delete", "daemonset", "isthmus-gateway", "--cascade=foreground", "--timeout", "60s")
-	if has, err := nodeHas(ctx, vip); err != nil || has {
+	if has, err := nodeHas(ctx, "a1", vip); err != nil || has {
 		t.Errorf("no gateway runs, and the node has %s: %t, %v", vip, has, err)
 	}
 }
 
-// onNodeAnswers returns the Service's address when the node has it and it answers.
-func onNodeAnswers(t *testing.T) (vip netip.Addr) {
+// answersOn returns a Service's address when one of the gateways, nodes of a, has it and it answers.
+func answersOn(t *testing.T, service string, gateways ...string) (vip netip.Addr) {
 	t.Helper()
 	if err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
-		said, err := bed.Kubectl(ctx, "a", "get", "service", "onnode", "--namespace", namespace, "--output", "jsonpath={.status.loadBalancer.ingress[0].ip}")
+		said, err := says(ctx, service)
 		if err != nil {
 			return err
 		}
 		if vip, err = netip.ParseAddr(said); err != nil {
 			return fmt.Errorf("the Service has the address %q", said)
 		}
-		if has, err := nodeHas(ctx, vip); err != nil || !has {
-			return errors.Join(err, fmt.Errorf("node a1 does not have %s", vip))
+		have := 0
+		for _, node := range gateways {
+			has, err := nodeHas(ctx, node, vip)
+			if err != nil {
+				return err
+			}
+			if has {
+				have++
+			}
+		}
+		if have != 1 {
+			return fmt.Errorf("%d nodes of %v have %s", have, gateways, vip)
 		}
 		_, err = process.Output(bed.Lab.FabricCommand(ctx, "curl", "-sS", "--max-time", "2", "http://"+vip.String()))
 		return err
 	}); err != nil {
 		logs, _ := bed.Kubectl(t.Context(), "a", "logs", "--namespace", testbed.Namespace, "--selector", "app.kubernetes.io/name in (isthmus-gateway, isthmus-gateway-controller)", "--prefix", "--tail", "15")
-		nodes, _ := bed.Kubectl(t.Context(), "a", "describe", "gatewaynode", "a1")
+		nodes, _ := bed.Kubectl(t.Context(), "a", "describe", "gatewaynodes")
 		t.Fatalf("%v\n%s\n%s", err, logs, nodes)
 	}
 	return vip
 }
 
-// nodeHas reports whether the node's device has an address.
-func nodeHas(ctx context.Context, vip netip.Addr) (bool, error) {
-	said, err := bed.Node(ctx, "a1", "ip", "-o", "address", "show", "dev", "eth0")
+// nodeHas reports whether a node's device has an address.
+func nodeHas(ctx context.Context, node string, vip netip.Addr) (bool, error) {
+	said, err := bed.Node(ctx, node, "ip", "-o", "address", "show", "dev", "eth0")
 	return strings.Contains(said, " "+vip.String()+"/"), err
 }
