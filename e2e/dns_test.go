@@ -218,7 +218,7 @@ func isNXDOMAIN(t *testing.T, member, name string) {
 func lookups(t *testing.T, flags ...string) (end func()) {
 	t.Helper()
 	const minimum = 500
-	cmd, err := podClient(t.Context(), append(flags, "--lookup", name+".", "--rate", "200", "--concurrency", "20", "--minimum", strconv.Itoa(minimum), "--duration", "30m")...)
+	cmd, err := podClient(t.Context(), append(flags, "--lookup", name+".", "--rate", "200", "--concurrency", "20", "--minimum", strconv.Itoa(minimum), "--duration", "2h")...)
 	if err != nil {
 		t.Fatal(err)
 	}

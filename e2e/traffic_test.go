@@ -24,7 +24,7 @@ type stream struct {
 // does not end ends with it.
 func flow(t *testing.T, c client, args ...string) *stream {
 	t.Helper()
-	args = slices.Concat([]string{"--duration", "30m", "--concurrency", "2"}, args)
+	args = slices.Concat([]string{"--duration", "2h", "--concurrency", "2"}, args)
 	// A client in a pod ends by a signal alone, and not when the command that started it is killed.
 	cmd, err := c(context.WithoutCancel(t.Context()), args...)
 	if err != nil {
