@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -106,8 +105,8 @@ type rule struct {
 
 // chains returns the chains of a family's table: first those that are jumped to, then the others in the order in which packets pass them.
 func (f family) chains() []chain {
-	c := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, rules ...[]rule) chain {
-		return chain{Chain: &nftables.Chain{Name: name, Table: f.table, Type: kind, Hooknum: hook, Priority: priority}, rules: slices.Concat(rules...)}
+	c := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, rules []rule) chain {
+		return chain{Chain: &nftables.Chain{Name: name, Table: f.table, Type: kind, Hooknum: hook, Priority: priority}, rules: rules}
 	}
 	return []chain{
 		c("from-peers", "", nil, nil, f.fromPeers()),

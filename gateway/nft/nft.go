@@ -252,8 +252,8 @@ func (b *Balancer) isCurrent(s *sockets, f family) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, c := range f.chains() {
-		if !slices.ContainsFunc(is, c.isSame) || !b.chainIsCurrent(c, rules) {
+	for _, c := range b.chains {
+		if c.Table == f.table && (!slices.ContainsFunc(is, c.isSame) || !b.chainIsCurrent(c, rules)) {
 			return false, nil
 		}
 	}
