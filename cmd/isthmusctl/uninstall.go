@@ -335,8 +335,8 @@ func (u *uninstallation) chart(context.Context) (removal, error) {
 		s.what += "; what kubectl applied, kubectl deletes afterwards: kubectl delete -f isthmus.yaml"
 	case u.installed != nil:
 		s.what = fmt.Sprintf("uninstall Helm release %s, revision %d", u.release, u.installed.Revision)
-		s.do = func(context.Context) error {
-			kept, err := u.installed.Uninstall(u.timeout)
+		s.do = func(ctx context.Context) error {
+			kept, err := u.installed.Uninstall(ctx, u.timeout)
 			if kept != "" {
 				fmt.Fprintln(u.cmd.ErrOrStderr(), strings.TrimSpace(kept))
 			}

@@ -18,7 +18,10 @@ import (
 	releasev1 "helm.sh/helm/v4/pkg/release/v1"
 	"helm.sh/helm/v4/pkg/storage/driver"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -172,15 +175,45 @@ func (i *Installation) Before(version string) int {
 	return 0
 }
 
-// Uninstall removes the release, but objects that it is told to keep, and waits at most timeout until the pods are gone. kept is Helm's
-// text about what it left.
-func (i *Installation) Uninstall(timeout time.Duration) (kept string, err error) {
+// Uninstall removes the release, but objects that it is told to keep, and waits at most timeout until the others and their pods are gone.
+// kept is Helm's text about what it left.
+func (i *Installation) Uninstall(ctx context.Context, timeout time.Duration) (kept string, err error) {
+	objects, err := i.config.KubeClient.Build(strings.NewReader(i.history[0].Manifest), false)
+	if err != nil {
+		return "", fmt.Errorf("read the objects of Helm release %s: %w", i.Name, err)
+	}
 	u := action.NewUninstall(i.config)
-	u.WaitStrategy, u.Timeout = kube.StatusWatcherStrategy, timeout
+	u.WaitStrategy, u.Timeout = kube.HookOnlyStrategy, timeout
 	u.DeletionPropagation = "foreground"
 	result, err := u.Run(i.Name)
 	if err != nil {
 		return "", fmt.Errorf("uninstall Helm release %s: %w %s", i.Name, err, strings.TrimSpace(i.said.String()))
 	}
+	if err := awaitDeleted(ctx, objects, timeout); err != nil {
+		return result.Info, fmt.Errorf("uninstalled Helm release %s, but not all of its objects are gone: %w", i.Name, err)
+	}
 	return result.Info, nil
+}
+
+// awaitDeleted waits until none of the objects is being deleted. Helm's own wait may end when it has heard of some of them only.
+func awaitDeleted(ctx context.Context, objects kube.ResourceList, timeout time.Duration) error {
+	var left []string
+	err := wait.PollUntilContextTimeout(ctx, poll, timeout, true, func(context.Context) (bool, error) {
+		left = nil
+		for _, o := range objects {
+			err := o.Get()
+			switch meta, _ := apimeta.Accessor(o.Object); {
+			case apierrors.IsNotFound(err):
+			case err != nil:
+				left = append(left, err.Error())
+			case meta != nil && meta.GetDeletionTimestamp() != nil: // the others are kept, or are new
+				left = append(left, o.Mapping.GroupVersionKind.Kind+" "+o.Name+" is being deleted")
+			}
+		}
+		return len(left) == 0, nil
+	})
+	if err != nil {
+		return errors.Join(fmt.Errorf("not so within %s: %s", timeout, strings.Join(left, ", ")), ctx.Err())
+	}
+	return nil
 }

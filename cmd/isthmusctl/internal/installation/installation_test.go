@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"os"
@@ -18,9 +19,11 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"helm.sh/helm/v4/pkg/kube"
 	"helm.sh/helm/v4/pkg/release/common"
+	"helm.sh/helm/v4/pkg/storage/driver"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -72,7 +75,7 @@ func installed(t *testing.T, namespace string, values map[string]any) (kubernete
 	t.Cleanup(func() {
 		u := action.NewUninstall(helm(t, namespace))
 		u.WaitStrategy, u.DeletionPropagation = kube.HookOnlyStrategy, "background" // there is no garbage collector
-		if _, err := u.Run("isthmus"); err != nil {
+		if _, err := u.Run("isthmus"); err != nil && !errors.Is(err, driver.ErrReleaseNotFound) {
 			t.Error(err)
 		}
 	})
@@ -409,6 +412,50 @@ func TestPlanListsNodesOnce(t *testing.T) {
 	}
 	if _, err := i.Plan(t.Context(), version(t, "v0.1.0"), Options{}); err != nil || lists.Load() != 1 {
 		t.Errorf("%d lists, %v", lists.Load(), err)
+	}
+}
+
+// Uninstall waits for the garbage collector, and names the objects that it has left when the time is over.
+func TestUninstallWaitsForObjects(t *testing.T) {
+	for _, tc := range []struct {
+		namespace string
+		collected bool
+		want      string
+	}{
+		{"collected", true, ""},
+		{"uncollected", false, "Deployment isthmus-controller is being deleted"},
+	} {
+		t.Run(tc.namespace, func(t *testing.T) {
+			cluster, open := installed(t, tc.namespace, nil)
+			i := open()
+			objects, err := i.config.KubeClient.Build(strings.NewReader(i.history[0].Manifest), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { collect(objects) })
+			timeout := 2 * time.Second
+			if tc.collected {
+				timeout = time.Minute
+				late := time.AfterFunc(2*time.Second, func() { collect(objects) })
+				defer late.Stop()
+			}
+			_, err = i.Uninstall(t.Context(), timeout)
+			if said := fmt.Sprint(err); tc.collected != (err == nil) || !strings.Contains(said, tc.want) {
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+			left, err := cluster.AppsV1().Deployments(tc.namespace).List(t.Context(), metav1.ListOptions{})
+			if err != nil || len(left.Items) == 0 != tc.collected {
+				t.Errorf("%d Deployments left, %v", len(left.Items), err)
+			}
+		})
+	}
+}
+
+// collect removes the finalizers of objects, as the garbage collector does when it has deleted their dependents.
+func collect(objects kube.ResourceList) {
+	for _, o := range objects { // some are gone
+		o.Client.Patch(types.MergePatchType).NamespaceIfScoped(o.Namespace, o.Namespaced()).Resource(o.Mapping.Resource.Resource).Name(o.Name).
+			Body([]byte(`{"metadata":{"finalizers":null}}`)).Do(context.Background())
 	}
 }
 
