@@ -5,12 +5,15 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/bgp"
@@ -254,6 +257,70 @@ func TestRouteOfItsOwn(t *testing.T) {
 	if n := l.sessions(t, 0); n != 1 {
 		t.Errorf("there were %d sessions, want one", n)
 	}
+}
+
+// A router with several routes of equal preference shares connections among gateways in proportion to their bandwidths.
+func TestLinkBandwidth(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{Paths: 2}, frr.Peer{})
+	states := []*desired.State{state(0, 0), state(1, 0)}
+	for i, s := range states {
+		l.Start(t, i, freshStart, s)
+	}
+	for _, step := range []struct {
+		name  string
+		mbits [2]uint32
+		want  int // the share of the second gateway, in shares of the first, rounded: the router rounds, too
+	}{
+		{"none", [2]uint32{}, 1},
+		{"one and three", [2]uint32{1_000, 3_000}, 3},
+		{"equal", [2]uint32{3_000, 3_000}, 1},
+		{"one and four", [2]uint32{1_000, 4_000}, 4},
+		{"none again", [2]uint32{}, 1},
+	} {
+		for i, s := range states {
+			s.BGP.LinkBandwidth = step.mbits[i]
+			l.Apply(t, i, s)
+		}
+		for _, a := range []netip.Addr{vip, vip6} {
+			announcertest.Eventually(t, func() string {
+				weights := l.weights(t, a)
+				if len(weights) != 2 || (weights[1]+weights[0]/2)/weights[0] != step.want {
+					return fmt.Sprintf("%s: the router's weights for %s are %v, want the second to be %d times the first", step.name, a, weights, step.want)
+				}
+				return ""
+			})
+		}
+	}
+	for i := range states {
+		if n := l.sessions(t, i); n != 1 {
+			t.Errorf("gateway %d had %d sessions, want one", i, n)
+		}
+	}
+}
+
+// weights returns the weights of the router's next hops to a VIP, the smallest first.
+func (l *lab) weights(t *testing.T, vip netip.Addr) []int {
+	t.Helper()
+	var all []int
+	if err := l.Router.Do(func() error {
+		family := netlink.FAMILY_V4
+		if vip.Is6() {
+			family = netlink.FAMILY_V6
+		}
+		dst := &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(vip.BitLen(), vip.BitLen())}
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+		for _, r := range routes {
+			for _, hop := range r.MultiPath {
+				all = append(all, hop.Hops+1)
+			}
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(all)
+	return all
 }
 
 // sessions returns how often the router had a session with a gateway.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -41,12 +42,13 @@ type neighbour struct {
 // attributes are the path attributes by which routers choose routes.
 type attributes struct {
 	med, localPreference *uint32
+	bandwidth            linkBandwidth // zero: none
 	standard             []uint32
 	large                []largeCommunity
 }
 
 func (a attributes) equal(b attributes) bool {
-	return equal(a.med, b.med) && equal(a.localPreference, b.localPreference) &&
+	return equal(a.med, b.med) && equal(a.localPreference, b.localPreference) && a.bandwidth == b.bandwidth &&
 		slices.Equal(a.standard, b.standard) && slices.Equal(a.large, b.large)
 }
 
@@ -56,6 +58,26 @@ func equal(a, b *uint32) bool {
 	}
 	return *a == *b
 }
+
+// linkBandwidth is an extended community of draft-ietf-idr-link-bandwidth.
+type linkBandwidth struct {
+	asn   uint16
+	bytes float32 // a second
+}
+
+// newLinkBandwidth returns the community for Mbit/s. It has room for an AS number of two octets; AS_TRANS (RFC 6793) stands for others.
+func newLinkBandwidth(asn, mbits uint32) linkBandwidth {
+	if mbits == 0 {
+		return linkBandwidth{}
+	}
+	if asn > math.MaxUint16 {
+		asn = asTrans
+	}
+	return linkBandwidth{uint16(asn), float32(mbits) * 1e6 / 8}
+}
+
+// asTrans stands for AS numbers of four octets where two have room.
+const asTrans = 23456
 
 // defaultHold is the hold time of peers without one.
 const defaultHold = 9 * time.Second
@@ -72,7 +94,7 @@ func newPlan(s *desired.State) (*plan, error) {
 		id:    identity{asn: s.BGP.ASN, routerID: s.BGP.RouterID},
 		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]attributes{}, only: map[netip.Addr][]netip.Addr{}, cordoned: s.Cordoned,
 	}
-	attrs := attributes{med: s.BGP.MED, localPreference: s.BGP.LocalPreference}
+	attrs := attributes{med: s.BGP.MED, localPreference: s.BGP.LocalPreference, bandwidth: newLinkBandwidth(s.BGP.ASN, s.BGP.LinkBandwidth)}
 	var faults desired.Faults
 	if s.BGP.RouterID.IsUnspecified() {
 		faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: "bgp.routerID", Message: fmt.Sprintf("%s is not a router id: use an address of the gateway", s.BGP.RouterID)})

@@ -55,6 +55,24 @@ func TestPlanFaults(t *testing.T) {
 	}
 }
 
+// The community has room for an AS number of two octets.
+func TestNewLinkBandwidth(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		asn, mbits uint32
+		want       linkBandwidth
+	}{
+		{64512, 0, linkBandwidth{}},
+		{64512, 8, linkBandwidth{64512, 1e6}},
+		{65535, 10_000, linkBandwidth{65535, 1.25e9}},
+		{65536, 10_000, linkBandwidth{23456, 1.25e9}},
+	} {
+		if got := newLinkBandwidth(tc.asn, tc.mbits); got != tc.want {
+			t.Errorf("newLinkBandwidth(%d, %d) = %v, want %v", tc.asn, tc.mbits, got, tc.want)
+		}
+	}
+}
+
 // Routes are those of VIPs announced by BGP with backends, on gateways that are not cordoned.
 func TestPlanRoutes(t *testing.T) {
 	t.Parallel()

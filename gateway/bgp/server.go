@@ -390,6 +390,9 @@ func newPath(a netip.Addr, attrs attributes) (*apiutil.Path, error) {
 	if len(attrs.standard) > 0 {
 		all = append(all, packet.NewPathAttributeCommunities(slices.Clone(attrs.standard)))
 	}
+	if b := attrs.bandwidth; b.bytes > 0 {
+		all = append(all, packet.NewPathAttributeExtendedCommunities([]packet.ExtendedCommunityInterface{packet.NewLinkBandwidthExtended(b.asn, b.bytes)}))
+	}
 	if len(attrs.large) > 0 {
 		var values []*packet.LargeCommunity
 		for _, c := range attrs.large {

@@ -248,7 +248,7 @@ func (w *worker) bgp(ctx context.Context, b *v1alpha1.BGP) (*desired.BGP, error)
 	}
 	is := &desired.BGP{
 		ASN: uint32(b.ASN), RouterID: router, MED: number(b.MED), LocalPreference: number(b.LocalPreference),
-		Communities: b.Communities, GracefulRestart: uint16(b.GracefulRestart),
+		LinkBandwidth: uint32(b.LinkBandwidth), Communities: b.Communities, GracefulRestart: uint16(b.GracefulRestart),
 	}
 	for i, p := range b.Peers {
 		addr, err := netip.ParseAddr(p.Address)

@@ -212,6 +212,8 @@ type BGP struct {
 	// from standby gateways. Without them all are equal.
 	MED             *uint32 `json:"med,omitempty"`
 	LocalPreference *uint32 `json:"localPreference,omitempty"`
+	// LinkBandwidth is in Mbit/s, for routers that balance by draft-ietf-idr-link-bandwidth; 0: the community is not sent.
+	LinkBandwidth uint32 `json:"linkBandwidth,omitempty"`
 	// Communities are those of RFC 1997 ("65000:100", "no-export") or large communities of RFC 8092 ("65000:1:2").
 	Communities []string `json:"communities,omitempty"`
 	// GracefulRestart is the number of seconds for which neighbours keep our routes while the gateway restarts; 0 turns

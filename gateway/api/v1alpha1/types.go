@@ -86,6 +86,11 @@ type BGP struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=4294967295
 	LocalPreference *int64 `json:"localPreference,omitempty"`
+	// LinkBandwidth is in Mbit/s. Routers that balance by the link bandwidth community share new connections among gateways
+	// of equal preference in proportion to it. Give it to all of them or to none. 0: the community is not sent.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000000
+	LinkBandwidth int32 `json:"linkBandwidth,omitempty"`
 	// Communities of all routes: 65000:100, no-export, or large ones such as 65000:1:2.
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=40
