@@ -56,6 +56,8 @@ type Pool struct {
 	Return desired.Return `json:"return"`
 	// BGP says how the routes to its addresses differ from the other routes of the gateways; nil: they do not.
 	BGP *desired.Route `json:"bgp,omitempty"`
+	// VRRP names the virtual router of its addresses; nil: the first one of the gateways.
+	VRRP *VRRPPool `json:"vrrp,omitempty"`
 	// Neutron creates a port for the addresses, and a floating IP for Services that ask for one.
 	Neutron *NeutronPool `json:"neutron,omitempty"`
 	// FailoverIP uses one floating IP for the whole pool. It leads to the own port of one gateway of the group, and moves
@@ -76,6 +78,11 @@ type Pool struct {
 
 	removed bool         // from the settings; its Services keep what they have
 	kept    []netip.Addr // of Services, which Addresses no longer has
+}
+
+// VRRPPool names a virtual router, which GatewayNodes list.
+type VRRPPool struct {
+	RouterID uint8 `json:"routerID"` // 1 to 254
 }
 
 // NeutronPool allocates from a network of the project.
@@ -227,7 +234,23 @@ func (p *Pool) policyFaults() (errs []error) {
 			}
 		}
 	}
+	if p.VRRP != nil {
+		if p.Announce != desired.ByVRRP {
+			wrong("vrrp is set, but announce is %q", p.Announce)
+		}
+		if id := p.VRRP.RouterID; id == 0 || id == 255 {
+			wrong("vrrp.routerID is %d; it can be 1 to 254", id)
+		}
+	}
 	return errs
+}
+
+// routerID returns the virtual router of a pool's addresses, 0 for the first one of the gateways.
+func (p *Pool) routerID() uint8 {
+	if p.VRRP == nil {
+		return 0
+	}
+	return p.VRRP.RouterID
 }
 
 // families returns the IP families of a pool.

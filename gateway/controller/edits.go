@@ -111,7 +111,7 @@ func (s *Settings) keeping(records []record) Settings {
 			}
 		}
 		if pool.removed || pool.Announce != r.announce {
-			pool.BGP = r.route()
+			pool.BGP, pool.VRRP = r.route(), r.virtualRouter()
 		}
 		pool.Group, pool.Announce = r.group, r.announce
 		for _, vip := range r.VIPs {
@@ -211,7 +211,7 @@ func (w *worker) pendingEdit(s *corev1.Service) string {
 // recordOf returns the record of a Service's port. The default of floating IPs stays as it was until an edit of it is agreed
 // to, as the pool does.
 func (w *worker) recordOf(s *corev1.Service, p port, pool *Pool) record {
-	r := record{port: p, group: pool.Group, announce: pool.Announce, returns: pool.Return, floats: w.configured.floats(pool)}
+	r := record{port: p, group: pool.Group, announce: pool.Announce, returns: pool.Return, router: pool.routerID(), floats: w.configured.floats(pool)}
 	if pool.BGP != nil {
 		r.peers = pool.BGP.Peers
 	}

@@ -104,6 +104,25 @@ func TestEditedSettings(t *testing.T) {
 	}
 }
 
+// The addresses of a removed pool stay in its virtual router.
+func TestVirtualRouterOfRemovedPool(t *testing.T) {
+	t.Parallel()
+	vip := netip.MustParseAddr("192.0.2.9")
+	has := record{port: port{ID: staticID([]netip.Addr{vip}), Pool: "partner", VIPs: []netip.Addr{vip}}, group: DefaultGroup, announce: desired.ByVRRP, router: 52}
+	for name, tc := range map[string]struct {
+		pools []Pool
+		want  uint8
+	}{
+		"removed": {nil, 52},
+		"edited":  {[]Pool{{Name: "partner", Group: DefaultGroup, Announce: desired.ByVRRP, VRRP: &VRRPPool{RouterID: 53}}}, 53},
+	} {
+		kept := (&Settings{Pools: tc.pools}).keeping([]record{has})
+		if id := kept.pool("partner").routerID(); id != tc.want {
+			t.Errorf("%s: virtual router %d, want %d", name, id, tc.want)
+		}
+	}
+}
+
 // The routes to a pool's addresses go to its peers alone, also after an edit that Services have not agreed to. Another announcer needs
 // none of them.
 func TestPeersOfEditedPools(t *testing.T) {

@@ -225,7 +225,7 @@ func TestImportPort(t *testing.T) {
 func TestVIPs(t *testing.T) {
 	s := Settings{Cluster: "c", Pools: []Pool{
 		{Name: "one", Announce: desired.ByBGP, Return: desired.Routed, BGP: &desired.Route{Communities: []string{"no-export"}}, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}},
-		{Name: "two", Group: "edge", Announce: desired.ByVRRP, Return: desired.SNAT, Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}},
+		{Name: "two", Group: "edge", Announce: desired.ByVRRP, Return: desired.SNAT, VRRP: &VRRPPool{RouterID: 52}, Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}},
 	}}
 	if err := s.Complete(); err != nil {
 		t.Fatal(err)
@@ -242,6 +242,9 @@ func TestVIPs(t *testing.T) {
 			if v.Route != nil {
 				line = fmt.Sprintf("%v %s", v.Route.Communities, line)
 			}
+			if v.RouterID != 0 {
+				line = fmt.Sprintf("%d %s", v.RouterID, line)
+			}
 			for _, f := range v.Frontends {
 				line += fmt.Sprintf(" %d/%s=%s", f.Port, f.Protocol, f.Service)
 			}
@@ -252,7 +255,7 @@ func TestVIPs(t *testing.T) {
 	if diff := gocmp.Diff([]string{"[no-export] 192.0.2.1 bgp routed: 80/TCP=demo/b 443/TCP=demo/a", "[no-export] 2001:db8::1 bgp routed: 443/TCP=demo/a"}, text(DefaultGroup)); diff != "" {
 		t.Errorf("group default (-want +have):\n%s", diff)
 	}
-	if diff := gocmp.Diff([]string{"198.51.100.1 vrrp snat: 80/TCP=demo/c"}, text("edge")); diff != "" {
+	if diff := gocmp.Diff([]string{"52 198.51.100.1 vrrp snat: 80/TCP=demo/c"}, text("edge")); diff != "" {
 		t.Errorf("group edge (-want +have):\n%s", diff)
 	}
 }

@@ -304,6 +304,9 @@ func (w *worker) password(ctx context.Context, name string) (string, error) {
 
 func vrrp(v *v1alpha1.VRRP) *desired.VRRP {
 	is := &desired.VRRP{Interface: v.Interface, RouterID: uint8(v.RouterID), Priority: uint8(v.Priority), IntervalMillis: uint32(v.IntervalMillis)}
+	for _, r := range v.Routers {
+		is.Routers = append(is.Routers, desired.VirtualRouter{RouterID: uint8(r.RouterID), Priority: uint8(r.Priority)})
+	}
 	is.Source, _ = netip.ParseAddr(v.Source) // Validate reports an invalid address
 	for _, p := range v.Peers {
 		addr, _ := netip.ParseAddr(p)

@@ -438,6 +438,9 @@ func TestRecord(t *testing.T) {
 		if rapid.Bool().Draw(t, "peers") {
 			want.peers = []netip.Addr{addr4.Draw(t, "peer"), addr6.Draw(t, "peer")}
 		}
+		if rapid.Bool().Draw(t, "virtual router") {
+			want.router = uint8(rapid.IntRange(1, 254).Draw(t, "router"))
+		}
 		if len(want.VIPs) == 0 || rapid.Bool().Draw(t, "IPv6") {
 			want.VIPs = append(want.VIPs, addr6.Draw(t, "address"))
 		}

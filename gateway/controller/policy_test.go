@@ -151,11 +151,12 @@ func TestInvalidPolicies(t *testing.T) {
 	s.Pools[0].Namespaces.MatchLabels = map[string]string{"a b": ""}
 	s.Pools[0].Services.MatchExpressions[0].Operator = "Like"
 	s.Pools[0].AddressesPerNamespace = -1
+	s.Pools = append(s.Pools, Pool{Name: "vrrp", Announce: desired.ByBGP, VRRP: &VRRPPool{RouterID: 255}})
 	s.Pools[0].Announce, s.Pools[0].BGP = desired.ByVRRP, &desired.Route{Communities: []string{"no-export", "70000:1"}}
 	err := s.Complete()
 	for _, text := range []string{
 		"pools[0].namespaces: ", "pools[0].services: ", "pools[0].addressesPerNamespace is -1", `pools[0].bgp is set, but announce is "vrrp"`,
-		`pools[0].bgp.communities[1] is "70000:1"`,
+		`pools[0].bgp.communities[1] is "70000:1"`, `vrrp is set, but announce is "bgp"`, "vrrp.routerID is 255",
 	} {
 		if err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%v does not say %q", err, text)

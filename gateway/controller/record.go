@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +36,7 @@ type record struct {
 	announce desired.Announce
 	returns  desired.Return
 	peers    []netip.Addr // the only ones that receive the routes to its addresses; empty: all
+	router   uint8        // the virtual router of its addresses; 0: the first one of the gateways
 	floats   bool         // Services of its pool got a floating IP without asking for it
 }
 
@@ -49,6 +51,14 @@ func (r record) route() *desired.Route {
 	return &desired.Route{Peers: r.peers}
 }
 
+// virtualRouter returns the virtual router of its addresses as a pool has it.
+func (r record) virtualRouter() *VRRPPool {
+	if r.router == 0 {
+		return nil
+	}
+	return &VRRPPool{RouterID: r.router}
+}
+
 // The fields of a record.
 const (
 	recordPort       = "port"
@@ -57,6 +67,7 @@ const (
 	recordAnnounce   = "announce"
 	recordReturn     = "return"
 	recordPeers      = "peers"
+	recordRouter     = "router-id"
 	recordFloats     = "default-floating-ip"
 	recordAddresses  = "addresses"
 	recordFloatingIP = "floating-ip"
@@ -67,6 +78,9 @@ func writeRecord(p record) metav1.Condition {
 	text := fmt.Sprintf("%s=%s %s=%s %s=%s %s=%s %s=%s", recordPort, p.ID, recordPool, p.Pool, recordGroup, p.group, recordAnnounce, p.announce, recordReturn, p.returns)
 	if len(p.peers) > 0 {
 		text += " " + recordPeers + "=" + joined(p.peers, ",")
+	}
+	if p.router > 0 {
+		text += fmt.Sprintf(" %s=%d", recordRouter, p.router)
 	}
 	if p.floats {
 		text += " " + recordFloats + "=allocate"
@@ -102,6 +116,13 @@ func readRecord(s *corev1.Service) (p record, ok bool) {
 		if p.peers, err = parseAddrs(text); err != nil {
 			return record{}, false
 		}
+	}
+	if text, has := is[recordRouter]; has {
+		id, err := strconv.ParseUint(text, 10, 8)
+		if err != nil {
+			return record{}, false
+		}
+		p.router = uint8(id)
 	}
 	if id, text, has := strings.Cut(is[recordFloatingIP], "/"); has {
 		addr, err := netip.ParseAddr(text)

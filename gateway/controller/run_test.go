@@ -356,15 +356,18 @@ func TestGatewayNodes(t *testing.T) {
 		change func(*v1alpha1.GatewayNodeSpec)
 		says   string
 	}{
-		"no TLS":               {func(s *v1alpha1.GatewayNodeSpec) { s.URL = "http://192.0.2.1:9479" }, "spec.url"},
-		"no host":              {func(s *v1alpha1.GatewayNodeSpec) { s.URL = "https:///x" }, "spec.url"},
-		"unknown balancer":     {func(s *v1alpha1.GatewayNodeSpec) { s.Balancer = "ipvs" }, "spec.balancer"},
-		"IPv6 router id":       {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.RouterID = "2001:db8::1" }, "spec.bgp.routerID"},
-		"no peers":             {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.Peers = nil }, "spec.bgp.peers"},
-		"a peer twice":         {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.Peers = append(s.BGP.Peers, s.BGP.Peers[0]) }, "spec.bgp.peers[1]"},
-		"a hold time of 1 s":   {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.Peers[0].HoldTime = 1 }, "spec.bgp.peers[0].holdTime"},
-		"AS 0":                 {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.ASN = 0 }, "spec.bgp.asn"},
-		"an interval of 15":    {func(s *v1alpha1.GatewayNodeSpec) { s.VRRP.IntervalMillis = 15 }, "spec.vrrp.intervalMillis"},
+		"no TLS":             {func(s *v1alpha1.GatewayNodeSpec) { s.URL = "http://192.0.2.1:9479" }, "spec.url"},
+		"no host":            {func(s *v1alpha1.GatewayNodeSpec) { s.URL = "https:///x" }, "spec.url"},
+		"unknown balancer":   {func(s *v1alpha1.GatewayNodeSpec) { s.Balancer = "ipvs" }, "spec.balancer"},
+		"IPv6 router id":     {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.RouterID = "2001:db8::1" }, "spec.bgp.routerID"},
+		"no peers":           {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.Peers = nil }, "spec.bgp.peers"},
+		"a peer twice":       {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.Peers = append(s.BGP.Peers, s.BGP.Peers[0]) }, "spec.bgp.peers[1]"},
+		"a hold time of 1 s": {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.Peers[0].HoldTime = 1 }, "spec.bgp.peers[0].holdTime"},
+		"AS 0":               {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.ASN = 0 }, "spec.bgp.asn"},
+		"an interval of 15":  {func(s *v1alpha1.GatewayNodeSpec) { s.VRRP.IntervalMillis = 15 }, "spec.vrrp.intervalMillis"},
+		"a router twice": {func(s *v1alpha1.GatewayNodeSpec) {
+			s.VRRP.Routers = []v1alpha1.VirtualRouter{{RouterID: s.VRRP.RouterID, Priority: 1}}
+		}, "routers must have other ids than routerID"},
 		"VRRP of two families": {func(s *v1alpha1.GatewayNodeSpec) { s.VRRP.Peers = []string{"2001:db8::1"} }, "source and peers must be of one family"},
 	} {
 		n := gatewayNode("refused")

@@ -41,7 +41,7 @@ func vipsAt(settings *Settings, services []*mapped, e *endpoints, group string, 
 		for _, addr := range at(m, pool) {
 			v := byAddr[addr]
 			if v == nil {
-				v = &desired.VIP{Addr: addr, Announce: pool.Announce, Return: pool.Return, Route: pool.BGP}
+				v = &desired.VIP{Addr: addr, Announce: pool.Announce, Return: pool.Return, Route: pool.BGP, RouterID: pool.routerID()}
 				byAddr[addr] = v
 			}
 			v.Frontends = append(v.Frontends, frontends(m, e, addr)...)

@@ -154,11 +154,14 @@ const (
 
 // VIP is an address whose packets a gateway balances.
 type VIP struct {
-	Addr      netip.Addr `json:"addr"`
-	Announce  Announce   `json:"announce"`
-	Return    Return     `json:"return"`
-	Route     *Route     `json:"route,omitempty"` // of a VIP announced by BGP; nil: as all routes of the gateway
-	Frontends []Frontend `json:"frontends"`       // by port and protocol
+	Addr     netip.Addr `json:"addr"`
+	Announce Announce   `json:"announce"`
+	Return   Return     `json:"return"`
+	Route    *Route     `json:"route,omitempty"` // of a VIP announced by BGP; nil: as all routes of the gateway
+	// RouterID is the virtual router of a VIP announced by VRRP; 0: the first one of the gateway. A gateway that is not in it
+	// does not announce the VIP.
+	RouterID  uint8      `json:"routerID,omitempty"`
+	Frontends []Frontend `json:"frontends"` // by port and protocol
 }
 
 // Route says how the route to a VIP differs from other routes of its gateway. What is not set is as in BGP.
@@ -242,14 +245,26 @@ type BFD struct {
 	Multiplier     uint8  `json:"multiplier"`
 }
 
-// VRRP configures a gateway's role in a virtual router (RFC 9568), which owns all VIPs announced by VRRP.
+// VRRP configures a gateway's role in virtual routers (RFC 9568), which own the VIPs announced by VRRP.
 type VRRP struct {
-	Interface      string       `json:"interface"`
-	Source         netip.Addr   `json:"source"`         // the gateway's own address, which sends unicast to Peers
-	Peers          []netip.Addr `json:"peers"`          // empty: a single gateway, which uses multicast
-	RouterID       uint8        `json:"routerID"`       // for IPv4; IPv6 uses the next one
-	Priority       uint8        `json:"priority"`       // 1 to 254; the highest is the master
-	IntervalMillis uint32       `json:"intervalMillis"` // between advertisements, a multiple of 10
+	Interface      string          `json:"interface"`
+	Source         netip.Addr      `json:"source"`            // the gateway's own address, which sends unicast to Peers
+	Peers          []netip.Addr    `json:"peers"`             // empty: a single gateway, which uses multicast
+	RouterID       uint8           `json:"routerID"`          // of the virtual router of VIPs that name none, 1 to 254
+	Priority       uint8           `json:"priority"`          // in that one, 1 to 254; the highest is the master
+	Routers        []VirtualRouter `json:"routers,omitempty"` // further ones
+	IntervalMillis uint32          `json:"intervalMillis"`    // between advertisements, a multiple of 10
+}
+
+// VirtualRouters returns the virtual routers: that of VIPs that name none, and the further ones.
+func (r *VRRP) VirtualRouters() []VirtualRouter {
+	return append([]VirtualRouter{{RouterID: r.RouterID, Priority: r.Priority}}, r.Routers...)
+}
+
+// VirtualRouter is a gateway's place in one virtual router.
+type VirtualRouter struct {
+	RouterID uint8 `json:"routerID"` // 1 to 254
+	Priority uint8 `json:"priority"` // 1 to 254; the highest is the master
 }
 
 // Hash returns a digest of the state: SHA-256 of its JSON, in hexadecimal.

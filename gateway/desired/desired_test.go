@@ -81,6 +81,10 @@ func TestValidate(t *testing.T) {
 		"vrrp.peers[0]":                           func(s *State) { s.VRRP.Peers[0] = netip.MustParseAddr("fd00::1") },
 		"vrrp.routerID":                           func(s *State) { s.VRRP.RouterID = 255 },
 		"vrrp.priority":                           func(s *State) { s.VRRP.Priority = 0 },
+		"vips[0].routerID":                        func(s *State) { s.VIPs[0].RouterID = 52 },
+		"vrrp.routers[0].routerID":                func(s *State) { s.VRRP.Routers = []VirtualRouter{{51, 100}} },
+		"vrrp.routers[1].routerID":                func(s *State) { s.VRRP.Routers = []VirtualRouter{{52, 100}, {255, 100}} },
+		"vrrp.routers[0].priority":                func(s *State) { s.VRRP.Routers = []VirtualRouter{{52, 255}} },
 		"vrrp.intervalMillis":                     func(s *State) { s.VRRP.IntervalMillis = 105 },
 	} {
 		s := example()

@@ -205,6 +205,9 @@ func (v *validator) vip(s *State, vip *VIP) {
 	if vip.Route != nil {
 		v.route(vip.Announce, vip.Route)
 	}
+	if vip.RouterID != 0 && vip.Announce != ByVRRP {
+		v.add("routerID", "is set, but announce is %q", vip.Announce)
+	}
 }
 
 func (v *validator) route(announce Announce, r *Route) {
@@ -338,13 +341,27 @@ func (v *validator) vrrp(r *VRRP) {
 			v.add(at, "%s is of another family than %s", p, r.Source)
 		}
 	}
-	if r.RouterID == 0 || r.RouterID == 255 {
-		v.add("vrrp.routerID", "is %d; it can be 1 to 254", r.RouterID)
-	}
-	if r.Priority == 0 || r.Priority == 255 {
-		v.add("vrrp.priority", "is %d; it can be 1 to 254", r.Priority)
+	seen := map[uint8]bool{}
+	for i, is := range r.VirtualRouters() {
+		at := "vrrp"
+		if i > 0 {
+			at = fmt.Sprintf("vrrp.routers[%d]", i-1)
+		}
+		if v.virtualRouter(at, is); seen[is.RouterID] {
+			v.add(at+".routerID", "%d appears twice", is.RouterID)
+		}
+		seen[is.RouterID] = true
 	}
 	if r.IntervalMillis < 10 || r.IntervalMillis > 40_950 || r.IntervalMillis%10 != 0 {
 		v.add("vrrp.intervalMillis", "is %d; it can be 10 to 40950 in steps of 10", r.IntervalMillis)
+	}
+}
+
+func (v *validator) virtualRouter(at string, r VirtualRouter) {
+	if r.RouterID == 0 || r.RouterID == 255 {
+		v.add(at+".routerID", "is %d; it can be 1 to 254", r.RouterID)
+	}
+	if r.Priority == 0 || r.Priority == 255 {
+		v.add(at+".priority", "is %d; it can be 1 to 254", r.Priority)
 	}
 }

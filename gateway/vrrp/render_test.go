@@ -2,6 +2,7 @@ package vrrp
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -56,6 +57,39 @@ vrrp_instance isthmus {
 	}
 }
 
+// Each virtual router has an instance of its own, if it has VIPs. One that the gateway is not in has none.
+func TestRenderRouters(t *testing.T) {
+	t.Parallel()
+	s := state("10.99.0.100", "10.99.0.101", "10.99.0.102", "10.99.0.103")
+	s.VRRP.Routers = []desired.VirtualRouter{{RouterID: 52, Priority: 90}, {RouterID: 7, Priority: 80}}
+	s.VIPs[1].RouterID, s.VIPs[2].RouterID, s.VIPs[3].RouterID = 52, 51, 9
+	r := newRole(s)
+	want := `vrrp_instance isthmus {
+  virtual_router_id 51
+  priority 150
+    169.254.255.51/32 dev lo
+    10.99.0.100/32 dev eth0
+    10.99.0.102/32 dev eth0
+vrrp_instance isthmus_52 {
+  virtual_router_id 52
+  priority 90
+    169.254.255.52/32 dev lo
+    10.99.0.101/32 dev eth0
+`
+	var have strings.Builder
+	for line := range strings.Lines(string(r.render())) {
+		if strings.Contains(line, "vrrp_instance") || strings.Contains(line, "virtual_router_id") || strings.Contains(line, " priority") || strings.Contains(line, " dev ") {
+			have.WriteString(line)
+		}
+	}
+	if diff := cmp.Diff(want, have.String()); diff != "" {
+		t.Error(diff)
+	}
+	if low := string(r.least().render()); strings.Count(low, "  priority 1\n") != 2 || r.routers[0].Priority != 150 {
+		t.Errorf("the lowest priorities: %s", low)
+	}
+}
+
 // A gateway has a role while a VIP announced by VRRP has backends and the gateway is not cordoned.
 func TestNewRole(t *testing.T) {
 	t.Parallel()
@@ -81,7 +115,7 @@ func TestAnchor(t *testing.T) {
 	t.Parallel()
 	r := newRole(state("10.99.0.100"))
 	r.config.Source = netip.MustParseAddr("fd99::11")
-	if have := r.anchor(); have != netip.MustParseAddr("fe80::3333") {
+	if have := r.anchor(51); have != netip.MustParseAddr("fe80::3333") {
 		t.Errorf("the anchor of IPv6 is %s", have)
 	}
 }

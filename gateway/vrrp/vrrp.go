@@ -1,4 +1,4 @@
-// Package vrrp makes a gateway a member of a virtual router, whose master owns all VIPs announced by VRRP. It takes the
+// Package vrrp makes a gateway a member of virtual routers, whose masters own the VIPs announced by VRRP. It takes the
 // desired state, runs keepalived, and reports the VIPs that this gateway owns now and what is wrong.
 //
 // keepalived outlives the agent, so a restart of the agent moves nothing. A killed keepalived leaves its VIPs on the
@@ -31,7 +31,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Router is the announcer that takes part in a virtual router.
+// Router is the announcer that takes part in virtual routers.
 type Router struct {
 	log       *slog.Logger
 	process   keepalived
@@ -198,7 +198,7 @@ func (r *Router) handOver(ctx context.Context) error {
 		return nil
 	}
 	gone := func() error {
-		have, err := presentOn(r.have.config.Interface, r.have.vips)
+		have, err := presentOn(r.have.config.Interface, r.have.vips())
 		if err == nil && len(have) > 0 {
 			err = errTimeout
 		}
@@ -207,9 +207,7 @@ func (r *Router) handOver(ctx context.Context) error {
 	if err := gone(); !errors.Is(err, errTimeout) {
 		return err // a backup has nothing to hand over
 	}
-	least := *r.have
-	least.config.Priority = 1
-	if err := writeFile(r.process.config(), least.render()); err != nil {
+	if err := writeFile(r.process.config(), r.have.least().render()); err != nil {
 		return fmt.Errorf("write keepalived's configuration: %w", err)
 	}
 	if err := r.process.reload(); err != nil {
@@ -320,14 +318,14 @@ func (r *Router) Close(ctx context.Context, drain bool) error {
 	return nil
 }
 
-// Announced returns the VIPs that this gateway owns now, sorted: all on the master, none on a backup.
+// Announced returns the VIPs that this gateway owns now, sorted: those of the virtual routers whose master it is.
 func (r *Router) Announced() []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.have == nil {
 		return nil
 	}
-	have, err := presentOn(r.have.config.Interface, r.have.vips)
+	have, err := presentOn(r.have.config.Interface, r.have.vips())
 	if err != nil {
 		r.log.Debug("read VIPs", "err", err)
 		return nil
@@ -336,7 +334,7 @@ func (r *Router) Announced() []netip.Addr {
 	return have
 }
 
-// Drift reports whether keepalived runs, its configuration is as written, and the device has all VIPs or none.
+// Drift reports whether keepalived runs, its configuration is as written, and the device has all VIPs of a virtual router or none.
 func (r *Router) Drift(context.Context) ([]desired.Fault, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -353,12 +351,14 @@ func (r *Router) Drift(context.Context) ([]desired.Fault, error) {
 	if config, err := os.ReadFile(r.process.config()); err != nil || !bytes.Equal(config, r.have.render()) {
 		fault("%s was changed", r.process.config())
 	}
-	have, err := presentOn(r.have.config.Interface, r.have.vips)
-	if err != nil {
-		fault("%v", err)
-	}
-	if len(have) > 0 && len(have) < len(r.have.vips) {
-		fault("%s has %d of %d VIPs", r.have.config.Interface, len(have), len(r.have.vips))
+	for _, is := range r.have.routers {
+		have, err := presentOn(r.have.config.Interface, is.vips)
+		if err != nil {
+			fault("%v", err)
+		}
+		if len(have) > 0 && len(have) < len(is.vips) {
+			fault("%s has %d of %d VIPs of virtual router %d", r.have.config.Interface, len(have), len(is.vips), is.RouterID)
+		}
 	}
 	return faults, nil
 }

@@ -268,6 +268,69 @@ func (l *lab) handsOver(t *testing.T, vips ...netip.Addr) {
 	l.awaitHolder(t, 1, vips...)
 }
 
+// Two virtual routers have different masters. Each gateway is the other's backup, and hands over only what it has.
+func TestTwoRouters(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	// By default, the first gateway is preferred; in the further virtual router, the second one.
+	sharing := func(gateway int) *desired.State {
+		s := state(gateway, vip, vip6, later)
+		s.VRRP.Routers = []desired.VirtualRouter{{RouterID: 52, Priority: uint8(100 + gateway*100)}}
+		s.VIPs[slices.IndexFunc(s.VIPs, func(v desired.VIP) bool { return v.Addr == later })].RouterID = 52
+		return s
+	}
+	l.begin(t, 0, vip, vip6, later)
+	l.begin(t, 1, vip, vip6, later)
+	l.awaitHolder(t, 0, vip, vip6, later)
+	p, p6 := l.Probe(t, vip), l.Probe(t, vip6)
+	announcertest.AwaitAnswers(t, p, 0)
+	announcertest.AwaitAnswers(t, p6, 0)
+	for i := range 2 {
+		l.Apply(t, i, sharing(i))
+	}
+	shared := func() {
+		t.Helper()
+		l.awaitHolder(t, 0, vip, vip6)
+		l.awaitHolder(t, 1, later)
+		for i, want := range [][]netip.Addr{{vip, vip6}, {later}} {
+			if announced, drift, err := l.Announcers[i].Status(); err != nil || len(drift) > 0 || !reflect.DeepEqual(announced, want) {
+				t.Errorf("gateway %d announces %v, want %v; drift %v, %v", i, announced, want, drift, err)
+			}
+		}
+	}
+	shared()
+	for _, probe := range []*edge.Probe{p, p6} { // their master has not changed
+		if r := probe.Stop(); r.Lost() > 0 || r.By(1) > 0 {
+			t.Errorf("%s, want all answered by gateway 0", r)
+		}
+	}
+	p = l.Probe(t, later)
+	announcertest.AwaitAnswers(t, p, 1)
+	if err := l.Announcers[1].Close(true); err != nil {
+		t.Fatal(err)
+	}
+	l.awaitHolder(t, 0, vip, vip6, later)
+	announcertest.AwaitAnswers(t, p, 0)
+	l.Announcers[1].Kill()
+	l.Start(t, 1, l.dirs[1], sharing(1))
+	shared()
+	announcertest.AwaitAnswers(t, p, 1)
+	if r := p.Stop(); r.Lost() > 0 {
+		t.Errorf("%s, want all answered", r)
+	}
+	if err := l.Cut(0); err != nil {
+		t.Fatal(err)
+	}
+	announcertest.Eventually(t, func() string {
+		for _, a := range []netip.Addr{vip, vip6, later} {
+			if has, err := l.Has(1, a); err != nil || !has {
+				return fmt.Sprintf("gateway 1 has %s: %t, %v", a, has, err)
+			}
+		}
+		return ""
+	})
+}
+
 // A single gateway has no peers until another one is added.
 func TestSingleGateway(t *testing.T) {
 	t.Parallel()

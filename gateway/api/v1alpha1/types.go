@@ -156,6 +156,7 @@ type BFD struct {
 // VRRP configures a gateway's role in a virtual router (RFC 9568).
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.peers) || self.peers.all(p, ip(p).family() == ip(self.source).family())",message="source and peers must be of one family"
+// +kubebuilder:validation:XValidation:rule="!has(self.routers) || self.routers.all(r, r.routerID != self.routerID)",message="routers must have other ids than routerID"
 type VRRP struct {
 	// Interface is the device that gets the VIPs on the master.
 	// +kubebuilder:validation:MinLength=1
@@ -171,7 +172,7 @@ type VRRP struct {
 	// +kubebuilder:validation:items:XValidation:rule="isIP(self)",message="must be an IP address"
 	// +listType=set
 	Peers []string `json:"peers,omitempty"`
-	// RouterID is the id of the virtual router for IPv4; IPv6 uses the next id.
+	// RouterID is the id of the virtual router that has the VIPs of pools without one of their own.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=254
 	RouterID int32 `json:"routerID"`
@@ -179,12 +180,29 @@ type VRRP struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=254
 	Priority int32 `json:"priority"`
+	// Routers are further virtual routers, for pools that name them. Gateways that differ in who has the highest priority
+	// share the pools.
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=map
+	// +listMapKey=routerID
+	Routers []VirtualRouter `json:"routers,omitempty"`
 	// IntervalMillis is the time between advertisements.
 	// +kubebuilder:default=100
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=40950
 	// +kubebuilder:validation:MultipleOf=10
 	IntervalMillis int32 `json:"intervalMillis,omitempty"`
+}
+
+// VirtualRouter is a virtual router of some pools.
+type VirtualRouter struct {
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=254
+	RouterID int32 `json:"routerID"`
+	// Priority decides which gateway is its master: the highest.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=254
+	Priority int32 `json:"priority"`
 }
 
 // GatewayNodeStatus holds the gateway's last report and the controller's conditions.

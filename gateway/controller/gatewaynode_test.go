@@ -33,7 +33,25 @@ func TestBGPOfGatewayNode(t *testing.T) {
 			BFD: &desired.BFD{IntervalMillis: 300, Multiplier: 3},
 		}},
 	}
-	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, got, sameAddr); diff != "" {
 		t.Errorf("BGP differs (-want +got):\n%s", diff)
 	}
 }
+
+// Every field of a GatewayNode's VRRP is in the state of its gateway.
+func TestVRRPOfGatewayNode(t *testing.T) {
+	t.Parallel()
+	got := vrrp(&v1alpha1.VRRP{
+		Interface: "eth0", Source: "10.0.0.11", Peers: []string{"10.0.0.12"}, RouterID: 51, Priority: 150,
+		Routers: []v1alpha1.VirtualRouter{{RouterID: 52, Priority: 90}}, IntervalMillis: 100,
+	})
+	want := &desired.VRRP{
+		Interface: "eth0", Source: netip.MustParseAddr("10.0.0.11"), Peers: []netip.Addr{netip.MustParseAddr("10.0.0.12")}, RouterID: 51, Priority: 150,
+		Routers: []desired.VirtualRouter{{RouterID: 52, Priority: 90}}, IntervalMillis: 100,
+	}
+	if diff := cmp.Diff(want, got, sameAddr); diff != "" {
+		t.Errorf("VRRP differs (-want +got):\n%s", diff)
+	}
+}
+
+var sameAddr = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
