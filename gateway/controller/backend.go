@@ -70,8 +70,9 @@ type request struct {
 	// Floating is what float will be asked for. create refuses what float would refuse for ever, before it creates
 	// anything.
 	Floating service.FloatingIP
-	// Addresses are those that the Service asks for, of a list.
-	Addresses []netip.Addr
+	// Addresses are the VIPs that the Service asks for, by AddressesField.
+	Addresses      []netip.Addr
+	AddressesField string
 	// Purpose names the Service. A request that is repeated after a crash finds the port of the first one.
 	Purpose string
 	// Namespace is that of the Service. A floating IP that was kept for a namespace is given to that one alone.

@@ -59,7 +59,7 @@ func (*neutron) reuse(r request, all map[string]port, held []string) (port, bool
 		if !ok {
 			return port{}, false, nil
 		}
-		if !slices.Contains(held, p.ID) && p.covers(r.Families) {
+		if !slices.Contains(held, p.ID) && p.covers(r.Families) && containsAll(p.VIPs, r.Addresses) {
 			return p, true, nil
 		}
 	}
@@ -104,11 +104,37 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port) (p
 	for _, f := range r.Families {
 		ask.Subnets = append(ask.Subnets, r.Pool.subnet(f))
 	}
+	for _, a := range r.Addresses {
+		if ask.Addresses == nil {
+			ask.Addresses = map[string]netip.Addr{}
+		}
+		ask.Addresses[r.Pool.subnet(familyOf(a))] = a
+	}
 	p, err := n.cloud.CreatePort(ctx, ask)
+	if err != nil && len(r.Addresses) > 0 {
+		return port{}, explainAsked(err, r, all)
+	}
 	if err != nil {
 		return port{}, err
 	}
 	return translate(p), nil
+}
+
+// explainAsked returns an error of Neutron about the addresses that a Service asks for. A port of a former Service will be deleted; no
+// retry helps against others.
+func explainAsked(err error, r request, all map[string]port) error {
+	if errors.Is(err, openstack.ErrInvalid) {
+		return invalid{fmt.Errorf("%s: pool %s does not have it: %w", r.AddressesField, r.Pool.Name, err)}
+	}
+	if !errors.Is(err, openstack.ErrTaken) {
+		return err
+	}
+	for _, p := range all {
+		if containsAny(p.VIPs, r.Addresses) {
+			return fmt.Errorf("%s: a port of a former Service has it: %w", r.AddressesField, err)
+		}
+	}
+	return invalid{fmt.Errorf("%s: %w; ask for another one", r.AddressesField, err)}
 }
 
 func (n *neutron) float(ctx context.Context, p port, r request) (port, error) {

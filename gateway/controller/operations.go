@@ -147,7 +147,7 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 		own = m.port.ID
 	}
 	satisfies := func(p port) bool {
-		return p.Pool == pool.Name && p.covers(families) && (src != nil || containsAll(p.VIPs, want.Addresses)) && (p.ID == own || len(p.VIPs) == 0 || !slices.Contains(pool.kept, p.VIPs[0])) &&
+		return p.Pool == pool.Name && p.covers(families) && containsAll(p.VIPs, askedVIPs(want)) && (p.ID == own || len(p.VIPs) == 0 || !slices.Contains(pool.kept, p.VIPs[0])) &&
 			!slices.ContainsFunc(w.sharers(p.ID, s.UID), func(m *mapped) bool { return !sameFloating(m.want.Floating, want.Floating, p.Floating) })
 	}
 	var candidates []portmap.Claim
@@ -163,7 +163,7 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	if err := w.checkSharedFloatingIP(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
-	r := request{Pool: pool, Families: common(families, pool.families()), Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace, Addresses: want.Addresses}
+	r := request{Pool: pool, Families: common(families, pool.families()), Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace, Addresses: askedVIPs(want), AddressesField: want.AddressesField}
 	chosen, ok := w.allocations.Choose(candidates)
 	if !ok || chosen.Port != own {
 		if err := cmp.Or(w.checkQuota(s, r, ports[chosen.Port]), w.checkWithdrawn(s, ports[chosen.Port])); err != nil {
@@ -174,15 +174,27 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	if src == nil {
 		return w.listed(r, ports, chosen.Port)
 	}
-	p := ports[chosen.Port]
+	return w.cloudPort(s, src, r, ports[chosen.Port], last)
+}
+
+// cloudPort returns p, the port chosen for a Service, or one for its request if that has no id, with the floating IP that it wants.
+func (w *worker) cloudPort(s *corev1.Service, src *cloudPorts, r request, p port, last answer) (port, error) {
+	ok := p.ID != ""
 	if !ok {
 		var err error
 		if p, ok, err = src.reuse(r, src.ports, w.held()); err != nil {
 			return port{}, err
 		}
 	}
-	if ok && src.complete(p, want.Floating) {
+	if ok && src.complete(p, r.Floating) {
 		return p, nil
+	}
+	for _, former := range src.ports { // of a former Service, which waits to be deleted
+		if !ok && containsAny(former.VIPs, r.Addresses) {
+			if err := w.checkWithdrawn(s, former); err != nil {
+				return port{}, err
+			}
+		}
 	}
 	return port{}, w.CreateAndAssignPort(s, src, r, p, last)
 }

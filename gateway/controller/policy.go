@@ -102,19 +102,17 @@ func addAll(set map[netip.Addr]bool, all []netip.Addr) {
 // checkAddresses refuses a Service that asks for addresses which its pool does not have, or which other Services have and do
 // not share with it.
 func (w *worker) checkAddresses(s *corev1.Service, want service.Want, pool *Pool) error {
-	for _, a := range want.Addresses {
-		switch {
-		case pool.FailoverIP != nil:
-			return invalid{fmt.Errorf("%s: pool %s has one floating IP for all; ask for no address, or name another pool by the annotation %s", want.AddressesField, pool.Name, service.AnnotationPool)}
-		case pool.Neutron != nil && a.Is4() && want.Floating.Use != "":
-			continue // the provider looks for the floating IP
-		case pool.Neutron != nil:
-			return invalid{fmt.Errorf("%s: pool %s takes addresses from Neutron, where a Service can ask for a floating IP only, and %s is none", want.AddressesField, pool.Name, a)}
-		}
+	if pool.FailoverIP != nil && len(want.Addresses) > 0 {
+		return invalid{fmt.Errorf("%s: pool %s has one floating IP for all; ask for no address, or name another pool by the annotation %s", want.AddressesField, pool.Name, service.AnnotationPool)}
+	}
+	for _, a := range askedVIPs(want) {
 		if m := w.services[s.UID]; m != nil && slices.Contains(m.port.VIPs, a) {
 			continue
 		}
-		if !pool.lists(a) {
+		switch {
+		case pool.Neutron != nil && !slices.Contains(pool.families(), familyOf(a)):
+			return invalid{fmt.Errorf("%s: pool %s has no subnet of the family of %s", want.AddressesField, pool.Name, a)}
+		case pool.Neutron == nil && !pool.lists(a):
 			return invalid{fmt.Errorf("%s: pool %s does not have %s; its addresses are %s", want.AddressesField, pool.Name, a, list(pool.Addresses))}
 		}
 		for _, m := range w.sorted() {
@@ -124,7 +122,7 @@ func (w *worker) checkAddresses(s *corev1.Service, want service.Want, pool *Pool
 			if w.foreign(s, want, m.port) {
 				return foreignError(want.AddressesField, a.String(), "ask for another one")
 			}
-			if !m.port.covers(common(want.Families, pool.familiesWith(m.port))) || !containsAll(m.port.VIPs, want.Addresses) || w.allocations.Collision(w.claim(s, want, m.port)) != nil {
+			if !m.port.covers(common(want.Families, pool.familiesWith(m.port))) || !containsAll(m.port.VIPs, askedVIPs(want)) || w.allocations.Collision(w.claim(s, want, m.port)) != nil {
 				return invalid{fmt.Errorf("%s: service %s has %s, with one of the same ports or without the other address; choose other ports, or ask for another address", want.AddressesField, m.name, a)}
 			}
 		}
@@ -132,7 +130,17 @@ func (w *worker) checkAddresses(s *corev1.Service, want service.Want, pool *Pool
 	return nil
 }
 
+// askedVIPs returns the VIPs that a Service asks for. Where it names a floating IP, the IPv4 address is no VIP.
+func askedVIPs(want service.Want) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(want.Addresses), func(a netip.Addr) bool { return a.Is4() && want.Floating.Use != "" })
+}
+
 // containsAll reports whether all has each of some.
 func containsAll(all, some []netip.Addr) bool {
 	return !slices.ContainsFunc(some, func(a netip.Addr) bool { return !slices.Contains(all, a) })
+}
+
+// containsAny reports whether all has one of some.
+func containsAny(all, some []netip.Addr) bool {
+	return slices.ContainsFunc(some, func(a netip.Addr) bool { return slices.Contains(all, a) })
 }

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
@@ -73,6 +74,55 @@ func TestRequestedAddress(t *testing.T) {
 	w.has("a", "192.0.2.10")
 	w.has("b", "192.0.2.9")
 	w.has("floating", floating)
+}
+
+// A Service gets the address of a subnet that it asks for. Addresses which Neutron would not allocate by itself, such as the router's, and
+// those of others are refused.
+func TestRequestedAddressOfNeutron(t *testing.T) {
+	w := newAPITestbed(t)
+	w.noError(w.Sync(t.Context()))
+	ask := func(text string) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			annotation(service.AnnotationFloatingIP, "none")(s)
+			annotation(service.AnnotationAddresses, text)(s)
+		}
+	}
+	dual := func(s *corev1.Service) {
+		s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = new(corev1.IPFamilyPolicyRequireDualStack), []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	}
+	w.create(
+		w.newService("a", ask("10.9.77.7"), 80), w.newService("b", ask("10.9.77.7"), 443),
+		w.newService("pair", func(s *corev1.Service) { dual(s); ask("fd09::7707, 10.9.77.8")(s) }, 80),
+		w.newService("router", ask(openstacktest.GatewayIP.String()), 80), w.newService("far", ask("203.0.113.9"), 80),
+		w.newService("vm", ask(openstacktest.GatewayAddrs[0].String()), 80),
+	)
+	w.refresh()
+	ports, _ := w.fake.Objects()
+	w.has("a", "10.9.77.7")
+	w.has("b", "10.9.77.7")
+	w.has("pair", "10.9.77.8", "fd09::7707")
+	w.refused("router", service.ReasonInvalid, "annotation gateway.isthmus.dev/addresses: pool public does not have it: ")
+	w.refused("far", service.ReasonInvalid, "203.0.113.9 is not in its allocation pools, 10.9.0.2-10.9.255.254")
+	w.refused("vm", service.ReasonInvalid, "10.9.255.1 already allocated")
+	if len(ports) != 2 {
+		t.Errorf("ports %v", ports)
+	}
+	w.as(w.addNamespace(), func() {
+		w.create(w.newService("tenant", ask("10.9.77.7"), 8080))
+		w.refresh()
+		w.refused("tenant", service.ReasonInvalid, "Services of another namespace have 10.9.77.7")
+		w.remove("tenant")
+	})
+	w.recover()
+	w.has("a", "10.9.77.7")
+	w.edit("a", annotation(service.AnnotationAddresses, "10.9.77.9"))
+	w.refresh()
+	w.has("a", "10.9.77.9")
+	w.has("b", "10.9.77.7")
+	w.remove("b")
+	w.create(w.newService("again", ask("10.9.77.7"), 80))
+	w.refresh()
+	w.has("again", "10.9.77.7")
 }
 
 // gold returns settings with a pool for some namespaces and Services before the others.

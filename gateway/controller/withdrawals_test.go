@@ -80,6 +80,29 @@ func TestFreedAddressOfACutOffGateway(t *testing.T) {
 	}
 }
 
+// A Service that asks for an address of Neutron waits for the gateways, too.
+func TestFreedAddressOfNeutron(t *testing.T) {
+	w := newAPITestbed(t)
+	settings := testSettings()
+	settings.AddressPairs, settings.FloatingIPs = PairNone, "none"
+	w.startWith(settings, nil)
+	w.noError(w.Sync(t.Context()))
+	asks := annotation(service.AnnotationAddresses, "10.9.77.7")
+	w.create(w.newService("old", asks, 80))
+	w.refresh()
+	w.has("old", "10.9.77.7")
+	w.gateways.away["gw2"] = errors.New("no route to host")
+	w.remove("old")
+	w.refresh()
+	w.create(w.newService("new", asks, 80))
+	_ = w.converge()
+	w.refused("new", service.ReasonWithdrawing, "10.9.77.7 was freed")
+	delete(w.gateways.away, "gw2")
+	w.refresh()
+	w.refresh()
+	w.has("new", "10.9.77.7")
+}
+
 // A gateway that is cut off from the controller is fenced by Neutron: without the pair, its port drops the packets of the
 // address, which is free then.
 func TestFreedAddressWithoutPair(t *testing.T) {

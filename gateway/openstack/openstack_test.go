@@ -35,7 +35,7 @@ func TestContract(t *testing.T) {
 			return connect(t, f, openstack.Config{Cluster: cluster})
 		},
 		Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4, openstacktest.Subnet6}, External: openstacktest.External,
-		Gateway: openstacktest.Gateway1, Second: openstacktest.Gateway2, GatewayAddrs: openstacktest.GatewayAddrs, MaxPairs: 10, Discard: func(_ testing.TB, id string) { f.Remove(id) },
+		Gateway: openstacktest.Gateway1, Second: openstacktest.Gateway2, GatewayAddrs: openstacktest.GatewayAddrs, GatewayIP: openstacktest.GatewayIP, MaxPairs: 10, Discard: func(_ testing.TB, id string) { f.Remove(id) },
 	})
 }
 

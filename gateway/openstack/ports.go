@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
 )
 
 // portOwner is the device_owner of our ports. Neutron gives it no meaning.
@@ -26,6 +27,8 @@ type Port struct {
 type PortRequest struct {
 	Network string   // id
 	Subnets []string // ids, at most one of each family; the port gets an address of each
+	// Addresses are those that the port is to get, by the id of their subnet. It gets any address of other subnets.
+	Addresses map[string]netip.Addr
 	// Purpose is stored in the port, so that the port is found after a crash.
 	Purpose string
 }
@@ -40,12 +43,20 @@ func (c *Client) Ports(ctx context.Context) (all []Port, err error) {
 	return all, err
 }
 
-// CreatePort creates a port. After an error it may exist all the same, because a response can be lost: then look for its
+// CreatePort creates a port. It returns ErrInvalid for an address that Neutron would not allocate by itself: others of a subnet belong to
+// routers, or to machines that Neutron does not know. It returns ErrTaken for one that another port has. After another error it may exist all the same, because a response can be lost: then look for its
 // purpose in Ports before the next attempt.
 func (c *Client) CreatePort(ctx context.Context, r PortRequest) (p Port, err error) {
 	var addresses []ports.IP
 	for _, id := range r.Subnets {
-		addresses = append(addresses, ports.IP{SubnetID: id})
+		ip := ports.IP{SubnetID: id}
+		if a, asked := r.Addresses[id]; asked {
+			if err := c.checkAllocatable(ctx, id, a); err != nil {
+				return Port{}, err
+			}
+			ip.IPAddress = a.String()
+		}
+		addresses = append(addresses, ip)
 	}
 	err = c.call(ctx, "create port", func(ctx context.Context, s *session) error {
 		made, err := ports.Create(ctx, s.network, ports.CreateOpts{
@@ -59,6 +70,29 @@ func (c *Client) CreatePort(ctx context.Context, r PortRequest) (p Port, err err
 		return err
 	})
 	return p, err
+}
+
+// checkAllocatable returns ErrInvalid for an address outside of the allocation pools of a subnet.
+func (c *Client) checkAllocatable(ctx context.Context, subnet string, a netip.Addr) error {
+	return c.call(ctx, "read subnet "+subnet, func(ctx context.Context, s *session) error {
+		is, err := subnets.Get(ctx, s.network, subnet).Extract()
+		if err != nil {
+			return err
+		}
+		var pools []string
+		for _, p := range is.AllocationPools {
+			first, err := netip.ParseAddr(p.Start)
+			last, err2 := netip.ParseAddr(p.End)
+			if err := errors.Join(err, err2); err != nil {
+				return fmt.Errorf("an allocation pool: %w", err)
+			}
+			if first.Compare(a) <= 0 && a.Compare(last) <= 0 {
+				return nil
+			}
+			pools = append(pools, p.Start+"-"+p.End)
+		}
+		return fmt.Errorf("%w: %s is not in its allocation pools, %s", ErrInvalid, a, strings.Join(pools, ", "))
+	})
 }
 
 // DeletePort deletes a port of this cluster. It is no error if it does not exist.

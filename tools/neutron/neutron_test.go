@@ -108,6 +108,7 @@ func TestNeutron(t *testing.T) {
 			},
 			Network: ids.Network, Subnets: ids.Subnets[:], External: ids.External, Gateway: ids.Gateways[0].Port, Second: ids.Gateways[1].Port,
 			GatewayAddrs: [2]netip.Addr{ids.Gateways[0].Addrs[0], ids.Gateways[1].Addrs[0]}, MaxPairs: 10,
+			GatewayIP: netip.PrefixFrom(ids.Gateways[0].Addrs[0], 24).Masked().Addr().Next(),
 			Discard: func(t testing.TB, id string) {
 				t.Helper()
 				admin, err := cloud.Networking(t.Context())

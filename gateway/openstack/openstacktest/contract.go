@@ -26,6 +26,8 @@ type Cloud struct {
 	// Gateway and Second are ports of machines without address pairs, and GatewayAddrs their IPv4 addresses.
 	Gateway, Second string
 	GatewayAddrs    [2]netip.Addr
+	// GatewayIP is the router's address in the IPv4 subnet.
+	GatewayIP netip.Addr
 	// Discard deletes a floating IP of the project, of any owner.
 	Discard func(t testing.TB, id string)
 	// MaxPairs is the maximum number of address pairs of a port.
@@ -37,6 +39,7 @@ func Contract(t *testing.T, cloud Cloud) {
 	t.Helper()
 	c := contract{Cloud: cloud, mine: cloud.Connect(t, "cluster-a"), other: cloud.Connect(t, "cluster-b")}
 	t.Run("creates ports with an address of each subnet, and finds them by their purposes", c.ports)
+	t.Run("creates a port with the addresses that are asked for, if Neutron would give them", c.askedAddresses)
 	t.Run("keeps clusters of one project apart", c.isolation)
 	t.Run("creates a floating IP once, moves it, and keeps it when its port is deleted", c.floatingIPs)
 	t.Run("reserves a floating IP once and moves it between gateway ports", c.reservations)
@@ -84,6 +87,41 @@ func (c contract) ports(t *testing.T) {
 	all, err := c.mine.Ports(t.Context())
 	if diff := cmp.Diff(want, all, compareAddrs); diff != "" || err != nil {
 		t.Errorf("ports: %v (-want +have):\n%s", err, diff)
+	}
+}
+
+func (c contract) askedAddresses(t *testing.T) {
+	ctx := t.Context()
+	first, err := c.mine.CreatePort(ctx, c.request("uid-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := c.request("uid-2")
+	ask.Addresses = map[string]netip.Addr{c.Subnets[0]: first.Addrs[0]}
+	if _, err := c.mine.CreatePort(ctx, ask); !errors.Is(err, openstack.ErrTaken) {
+		t.Errorf("an address of another port: %v", err)
+	}
+	if err := c.mine.DeletePort(ctx, first.ID); err != nil {
+		t.Fatal(err)
+	}
+	for i, a := range first.Addrs {
+		ask.Addresses[c.Subnets[i]] = a
+	}
+	p, err := c.mine.CreatePort(ctx, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(first.Addrs, p.Addrs, compareAddrs); diff != "" {
+		t.Errorf("addresses (-want +have):\n%s", diff)
+	}
+	if err := c.mine.DeletePort(ctx, p.ID); err != nil {
+		t.Error(err)
+	}
+	for name, a := range map[string]netip.Addr{"the router's address": c.GatewayIP, "an address of another network": netip.MustParseAddr("203.0.113.9")} {
+		ask.Addresses[c.Subnets[0]] = a
+		if _, err := c.mine.CreatePort(ctx, ask); !errors.Is(err, openstack.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -76,6 +76,9 @@ const (
 // GatewayAddrs are the addresses of the gateway ports.
 var GatewayAddrs = [2]netip.Addr{netip.MustParseAddr("10.9.255.1"), netip.MustParseAddr("10.9.255.2")}
 
+// GatewayIP is the router's address in Subnet4.
+var GatewayIP = netip.MustParseAddr("10.9.0.1")
+
 var subnets = map[string]netip.Addr{Subnet4: netip.MustParseAddr("10.9.0.0"), Subnet6: netip.MustParseAddr("fd09::")}
 
 const (
@@ -221,6 +224,7 @@ func (f *Fake) handler() http.Handler {
 		mux.HandleFunc("PUT /network/v2.0/"+resource+"s/{id}", f.guard(r.update))
 		mux.HandleFunc("DELETE /network/v2.0/"+resource+"s/{id}", f.guard(r.remove))
 	}
+	mux.HandleFunc("GET /network/v2.0/subnets/{id}", f.guard(subnet))
 	mux.HandleFunc("GET /network/v2.0/quotas/{project}/details.json", f.guard(f.quotas))
 	return mux
 }
@@ -422,13 +426,52 @@ func (f *Fake) completePort(o object) *refusal {
 		if !ok {
 			return &refusal{http.StatusBadRequest, "InvalidInput", "no subnet " + subnet + " in the network"}
 		}
-		b := base.AsSlice()
-		b[len(b)-2], b[len(b)-1] = byte(f.ids>>8), byte(f.ids)
-		addr, _ := netip.AddrFromSlice(b)
+		addr := within(base, f.ids)
+		if text, ok := a.(object)["ip_address"].(string); ok {
+			var err error
+			if addr, err = netip.ParseAddr(text); err != nil {
+				return &refusal{http.StatusBadRequest, "InvalidInput", err.Error()}
+			}
+			if f.allocated(addr) {
+				return &refusal{http.StatusConflict, "IpAddressAlreadyAllocated", fmt.Sprintf("IP address %s already allocated in subnet %s", addr, subnet)}
+			}
+		}
+		for f.allocated(addr) {
+			addr = addr.Next()
+		}
 		fixed = append(fixed, object{"subnet_id": subnet, "ip_address": addr.String()})
 	}
 	o["fixed_ips"], o["allowed_address_pairs"], o["mac_address"] = fixed, []any{}, gatewayMAC
 	return nil
+}
+
+// within returns an address of a subnet.
+func within(base netip.Addr, n int) netip.Addr {
+	b := base.AsSlice()
+	b[len(b)-2], b[len(b)-1] = byte(n>>8), byte(n)
+	addr, _ := netip.AddrFromSlice(b)
+	return addr
+}
+
+// allocated reports whether a port has an address.
+func (f *Fake) allocated(a netip.Addr) bool {
+	for _, p := range f.ports {
+		if fixed, ok := p["fixed_ips"].([]any); ok && slices.ContainsFunc(fixed, func(ip any) bool { return ip.(object)["ip_address"] == a.String() }) {
+			return true
+		}
+	}
+	return false
+}
+
+// subnet returns a subnet with its allocation pool.
+func subnet(r *http.Request) (int, any, *refusal) {
+	id := r.PathValue("id")
+	base, ok := subnets[id]
+	if !ok {
+		return 0, nil, &refusal{http.StatusNotFound, "SubnetNotFound", fmt.Sprintf("Subnet %s could not be found.", id)}
+	}
+	pool := object{"start": within(base, 2).String(), "end": within(base, 1<<16-2).String()}
+	return http.StatusOK, object{"subnet": object{"id": id, "network_id": Network, "gateway_ip": within(base, 1).String(), "allocation_pools": []any{pool}}}, nil
 }
 
 // checkFloatingIP verifies that the target of a floating IP exists and that no other one leads there.
