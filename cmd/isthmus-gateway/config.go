@@ -26,6 +26,7 @@ type Config struct {
 	HTTPListen string // host:port of /healthz, /readyz, /metrics and /peers
 	Insecure   bool   // plain HTTP at HTTPListen
 	Files      certs.Files
+	Renewal    bool   // the controller may renew the certificate
 	StateDir   string // state that survives a reboot
 	RunDir     string // state that must not survive a reboot
 	Balancer   string // nftables or ebpf
@@ -46,6 +47,7 @@ func defaults() *Config {
 		Listen:     ":9479",
 		HTTPListen: "127.0.0.1:9444",
 		Files:      certs.Files{Cert: etc + "/tls.crt", Key: etc + "/tls.key", CA: etc + "/ca.crt"},
+		Renewal:    true,
 		StateDir:   "/var/lib/isthmus-gateway",
 		RunDir:     "/run/isthmus-gateway",
 		Balancer:   string(desired.NFTables),
@@ -65,6 +67,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Files.Cert, "cert", c.Files.Cert, "the gateway's certificate; replaced files are read again")
 	f.StringVar(&c.Files.Key, "key", c.Files.Key, "its private key")
 	f.StringVar(&c.Files.CA, "ca", c.Files.CA, "certificates of the trusted authorities")
+	f.BoolVar(&c.Renewal, "accept-renewal", c.Renewal, "let the controller renew the certificate; the new one is in --state-dir, and is used while it is newer than --cert")
 	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "folder that keeps the last state")
 	f.StringVar(&c.RunDir, "run-dir", c.RunDir, "folder for files that must not survive a reboot")
 	f.StringVar(&c.Balancer, "balancer", c.Balancer, "nftables or ebpf, the same on all gateways of the group")

@@ -95,6 +95,9 @@ func newGateway(cfg Config, log *slog.Logger) (*gateway, error) {
 	}
 	g := &gateway{cfg: cfg, mark: mark(filepath.Join(cfg.RunDir, "serving")), log: log, lastHandshakes: lastHandshakes}
 	var err error
+	if cfg.Renewal {
+		cfg.Files.Renewed = filepath.Join(cfg.StateDir, "renewed.pem")
+	}
 	if g.certs, err = certs.Open(cfg.Files, log); err != nil {
 		return nil, fmt.Errorf("%w; isthmusctl gateway certs makes them", err)
 	}

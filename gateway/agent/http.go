@@ -81,7 +81,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, id
 // routes serves flows.Path to peers, and everything else to the controller.
 func (a *Agent) routes(own *certs.Source, identity string) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", authenticated(own, identity, a.whileOpen(a.handler())))
+	mux.Handle("/", authenticated(own, identity, a.whileOpen(a.handler(own))))
 	if a.cfg.Flows != nil {
 		mux.Handle(flows.Path, a.cfg.Flows)
 	}
@@ -113,8 +113,9 @@ func (a *Agent) whileOpen(next http.Handler) http.Handler {
 	})
 }
 
-func (a *Agent) handler() http.Handler {
+func (a *Agent) handler(own *certs.Source) http.Handler {
 	mux := http.NewServeMux()
+	a.certificates(mux, own)
 	mux.HandleFunc("POST /v1/reconfigure", a.reconfigure)
 	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, a.Stats().Status) })
 	return mux

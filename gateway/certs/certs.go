@@ -49,7 +49,10 @@ func NewAuthority(name string, now time.Time) (*Authority, error) {
 		KeyUsage: x509.KeyUsageCertSign, NotBefore: now.Add(-skew), NotAfter: now.Add(authorityLife),
 	}
 	a := &Authority{key: key}
-	if a.Pair, err = sign(template, template, key, key); err != nil {
+	if a.Cert, err = sign(template, template, &key.PublicKey, key); err != nil {
+		return nil, err
+	}
+	if a.Key, err = encodeKey(key); err != nil {
 		return nil, err
 	}
 	a.cert, err = Parse(a.Cert)
@@ -71,9 +74,12 @@ func ReadAuthority(p Pair) (*Authority, error) {
 
 // Issue issues a certificate for an identity, valid for both clients and servers.
 func (a *Authority) Issue(identity string, now time.Time, life time.Duration) (Pair, error) {
-	return a.Sign(&x509.Certificate{
-		Subject: pkix.Name{CommonName: identity}, DNSNames: []string{identity}, KeyUsage: x509.KeyUsageDigitalSignature,
-	}, now, life)
+	return a.Sign(templateOf(identity), now, life)
+}
+
+// templateOf returns the template of an identity's certificate.
+func templateOf(identity string) *x509.Certificate {
+	return &x509.Certificate{Subject: pkix.Name{CommonName: identity}, DNSNames: []string{identity}, KeyUsage: x509.KeyUsageDigitalSignature}
 }
 
 // Sign returns a certificate for the subject, names, addresses and key usage of template, with a new key. It is valid for
@@ -83,6 +89,16 @@ func (a *Authority) Sign(template *x509.Certificate, now time.Time, life time.Du
 	if err != nil {
 		return Pair{}, fmt.Errorf("make a key: %w", err)
 	}
+	cert, err := a.signKey(template, &key.PublicKey, now, life)
+	if err != nil {
+		return Pair{}, err
+	}
+	private, err := encodeKey(key)
+	return Pair{Cert: cert, Key: private}, err
+}
+
+// signKey is Sign for an existing key.
+func (a *Authority) signKey(template *x509.Certificate, key *ecdsa.PublicKey, now time.Time, life time.Duration) ([]byte, error) {
 	end := now.Add(life)
 	if end.After(a.cert.NotAfter) {
 		end = a.cert.NotAfter
@@ -92,23 +108,25 @@ func (a *Authority) Sign(template *x509.Certificate, now time.Time, life time.Du
 	return sign(template, a.cert, key, a.key)
 }
 
-func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (Pair, error) {
+func sign(template, parent *x509.Certificate, key *ecdsa.PublicKey, signer *ecdsa.PrivateKey) ([]byte, error) {
 	var err error
 	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120)); err != nil {
-		return Pair{}, fmt.Errorf("make a serial number: %w", err)
+		return nil, fmt.Errorf("make a serial number: %w", err)
 	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	cert, err := x509.CreateCertificate(rand.Reader, template, parent, key, signer)
 	if err != nil {
-		return Pair{}, fmt.Errorf("sign the certificate of %s: %w", template.Subject.CommonName, err)
+		return nil, fmt.Errorf("sign the certificate of %s: %w", template.Subject.CommonName, err)
 	}
+	return pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: cert}), nil
+}
+
+// encodeKey returns a private key as PEM.
+func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	private, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
-		return Pair{}, fmt.Errorf("write the key of %s: %w", template.Subject.CommonName, err)
+		return nil, fmt.Errorf("write a private key: %w", err)
 	}
-	return Pair{
-		Cert: pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: cert}),
-		Key:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
-	}, nil
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), nil
 }
 
 // Parse returns the first certificate of a PEM file.

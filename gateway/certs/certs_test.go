@@ -248,11 +248,15 @@ func unlimitedAuthority(t *testing.T) *Authority {
 		Subject: pkix.Name{CommonName: "root"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 	}
-	pair, err := sign(template, template, key, key)
+	cert, err := sign(template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := ReadAuthority(pair)
+	private, err := encodeKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := ReadAuthority(Pair{Cert: cert, Key: private})
 	if err != nil {
 		t.Fatal(err)
 	}

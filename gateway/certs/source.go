@@ -1,11 +1,13 @@
 package certs
 
 import (
+	"crypto/ecdsa"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"slices"
@@ -17,7 +19,12 @@ import (
 
 // Files are the PEM files of a program: its certificate and key, and the certificates of trusted authorities. Without CA, the
 // program trusts no client certificate.
-type Files struct{ Cert, Key, CA string }
+type Files struct {
+	Cert, Key, CA string
+	// Renewed has a certificate and its key that Accept wrote. They are used instead of Cert and Key while they are the newer ones.
+	// Empty: there is none.
+	Renewed string
+}
 
 // Source provides the certificates of Files. Replaced files take effect with the next connection or request. If they
 // cannot be read, the previous certificates stay in use. Any goroutine may use it.
@@ -26,8 +33,10 @@ type Source struct {
 	log   *slog.Logger
 
 	mu     sync.Mutex // guards what follows
-	stamps [3]fileStamp
+	stamps [4]fileStamp
 	have   material
+	// requested is the key of the last request that no certificate has answered.
+	requested *ecdsa.PrivateKey
 }
 
 // fileStamp detects a changed file.
@@ -48,12 +57,23 @@ func Open(files Files, log *slog.Logger) (*Source, error) {
 	s := &Source{files: files, log: log}
 	var err error
 	if s.stamps, err = s.stat(); err == nil {
-		s.have, err = read(files)
+		s.have, err = s.read()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read certificates: %w", err)
 	}
 	return s, nil
+}
+
+// read reads the files. A renewed certificate that cannot be used is left out.
+func (s *Source) read() (material, error) {
+	have, err := read(s.files)
+	if err == nil && s.files.Renewed != "" {
+		if err := have.useRenewed(s.files.Renewed, time.Now()); err != nil {
+			s.log.Warn("the renewed certificate cannot be used; the program's files are", "err", err)
+		}
+	}
+	return have, err
 }
 
 func read(f Files) (material, error) {
@@ -100,12 +120,15 @@ func (s *Source) Metrics() []prometheus.Collector {
 	}
 }
 
-func (s *Source) stat() (stamps [3]fileStamp, err error) {
-	for i, name := range []string{s.files.Cert, s.files.Key, s.files.CA} {
+func (s *Source) stat() (stamps [4]fileStamp, err error) {
+	for i, name := range []string{s.files.Cert, s.files.Key, s.files.CA, s.files.Renewed} {
 		if name == "" {
 			continue
 		}
 		info, err := os.Stat(name)
+		if name == s.files.Renewed && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			return stamps, err
 		}
@@ -126,7 +149,7 @@ func (s *Source) current() material {
 		// A new certificate may not have its key yet. The files are read again when the next one changes.
 		s.stamps = stamps
 		var have material
-		if have, err = read(s.files); err == nil {
+		if have, err = s.read(); err == nil {
 			s.have = have
 			s.log.Info("certificates read again", "file", s.files.Cert)
 		}

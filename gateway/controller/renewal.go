@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 )
 
@@ -31,7 +32,7 @@ type Renewal struct {
 	Certificates []string
 }
 
-// Reasons of events of Secrets.
+// Reasons of events of Secrets and GatewayNodes.
 const (
 	reasonRenewed    = "CertificatesRenewed"
 	reasonNotRenewed = "CertificatesNotRenewed"
@@ -75,6 +76,40 @@ func (r *renewer) renewAll(ctx context.Context) {
 			r.warn(r.secret(name), err)
 		}
 	}
+}
+
+// sign signs the request of a gateway on a virtual machine. Its signature must be one that the programs with the Secrets trust; the gateway
+// itself trusts nothing else.
+func (r *renewer) sign(ctx context.Context, identity string, request []byte, has certs.Validity) ([]byte, error) {
+	a, err := r.authority(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range r.Certificates {
+		s, err := r.get(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if err := a.CheckTrusted(s.Data[corev1.ServiceAccountRootCAKey], r.now()); err != nil {
+			return nil, fmt.Errorf("secret %s: %w", name, err)
+		}
+	}
+	return a.SignRequest(request, identity, has, r.now())
+}
+
+// renewed reports what became of the renewal of a gateway's certificate, as an event of its GatewayNode.
+func (r *renewer) renewed(ctx context.Context, gateway string, err error) {
+	var n v1alpha1.GatewayNode
+	if err := r.client.Get(ctx, types.NamespacedName{Name: gateway}, &n); err != nil {
+		return // it was deleted, or the controller stops
+	}
+	if err != nil {
+		r.events.Eventf(&n, nil, corev1.EventTypeWarning, reasonNotRenewed, "Renew", "%s", shorten(err.Error()))
+		r.log.Error("certificate of a gateway not renewed; it stays as it is", "gateway", gateway, "err", err)
+		return
+	}
+	r.events.Eventf(&n, nil, corev1.EventTypeNormal, reasonRenewed, "Renew", "the gateway has a new certificate")
+	r.log.Info("certificate of a gateway renewed", "gateway", gateway)
 }
 
 func (r *renewer) authority(ctx context.Context) (*certs.Authority, error) {

@@ -2,7 +2,10 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -143,6 +146,36 @@ func TestRenewalIsIdempotent(t *testing.T) {
 	r.renewAll(t.Context())
 	if is := w.secret(ownSecret).ResourceVersion; is != after || !w.hasEvent("CertificatesNotRenewed own: tls.crt: the signing authority is not one of the trusted authorities") {
 		t.Errorf("an authority that no gateway trusts: %v, version %s of %s", w.events, is, after)
+	}
+}
+
+// A gateway's request is signed if the programs with the Secrets trust the authority. The GatewayNode has an event of the result.
+func TestSignForGateway(t *testing.T) {
+	w := newTestbed(t)
+	a := w.renewalSecrets()
+	r := w.newRenewer(w.api)
+	dir := t.TempDir()
+	p, err := a.Issue("gw1", time.Now(), time.Hour)
+	w.noError(err)
+	files := certs.Files{Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key"), CA: filepath.Join(dir, "ca"), Renewed: filepath.Join(dir, "renewed")}
+	w.noError(errors.Join(os.WriteFile(files.Cert, p.Cert, 0o600), os.WriteFile(files.Key, p.Key, 0o600), os.WriteFile(files.CA, a.Cert, 0o600)))
+	own, err := certs.Open(files, w.log)
+	w.noError(err)
+	request, err := own.Request()
+	w.noError(err)
+	has := certs.Validity{NotBefore: time.Now().Add(-300 * 24 * time.Hour), NotAfter: time.Now().Add(24 * time.Hour)}
+	cert, err := r.sign(t.Context(), "gw1", request, has)
+	w.noError(err)
+	w.noError(own.Accept(cert))
+	for want, err := range map[string]error{"CertificatesRenewed gw1: the gateway has a new certificate": nil, "CertificatesNotRenewed gw1: no route to host": errors.New("no route to host")} {
+		if r.renewed(t.Context(), "gw1", err); !w.hasEvent(want) {
+			t.Errorf("no event %q", want)
+		}
+	}
+	w.noError(w.api.Delete(t.Context(), w.secret(authoritySecret)))
+	w.renewalAuthority(t)
+	if _, err := r.sign(t.Context(), "gw1", request, has); err == nil || !strings.Contains(err.Error(), "secret own: the signing authority is not one of the trusted") {
+		t.Errorf("by an authority that nobody trusts: %v", err)
 	}
 }
 

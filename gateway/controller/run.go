@@ -74,6 +74,7 @@ type Controller struct {
 	holder   atomic.Pointer[string] // identity that holds the Lease, once this replica has won it
 	synced   atomic.Bool
 	requests chan event.GenericEvent
+	renewer  *renewer // nil: certificates are not renewed
 }
 
 // New prepares a controller.
@@ -112,11 +113,11 @@ func New(c Config) (*Controller, error) {
 	}
 	is := &Controller{cfg: c, manager: mgr, requests: make(chan event.GenericEvent, 1024)}
 	if c.Renewal.Authority != "" {
-		r := &renewer{
+		is.renewer = &renewer{
 			Renewal: c.Renewal, namespace: c.Namespace, live: mgr.GetAPIReader(), client: mgr.GetClient(),
 			events: mgr.GetEventRecorder(leaseName), log: c.Log, now: time.Now,
 		}
-		if err := mgr.Add(manager.RunnableFunc(r.run)); err != nil {
+		if err := mgr.Add(manager.RunnableFunc(is.renewer.run)); err != nil {
 			return nil, err
 		}
 	}
@@ -158,7 +159,11 @@ func (c *Controller) Run(ctx context.Context) error {
 func (c *Controller) work(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ask := func(name types.NamespacedName) { c.enqueue(ctx, name) }
-	f := agents.New(ctx, agents.Config{TLS: c.cfg.TLS, Fence: c.fence, Changed: func() { ask(gatewaysKey) }, Log: c.cfg.Log})
+	gateways := agents.Config{TLS: c.cfg.TLS, Fence: c.fence, Changed: func() { ask(gatewaysKey) }, Log: c.cfg.Log}
+	if r := c.renewer; r != nil {
+		gateways.Sign, gateways.Renewed = r.sign, func(gateway string, err error) { r.renewed(ctx, gateway, err) }
+	}
+	f := agents.New(ctx, gateways)
 	defer f.Wait()
 	var calls sync.WaitGroup
 	defer calls.Wait()

@@ -300,6 +300,16 @@ type Status struct {
 	Since   time.Time `json:"since"` // time at which it was applied
 }
 
+// CertificateRequest is the answer to POST /v1/certificate/request.
+type CertificateRequest struct {
+	Request string `json:"request"` // for a certificate of the gateway with a new key (PKCS #10, PEM)
+}
+
+// Certificate is the body of POST /v1/certificate.
+type Certificate struct {
+	Certificate string `json:"certificate"` // for the last request (PEM)
+}
+
 // Refusal is the body of every answer but 200: nothing was changed. A Service that is refused alone is in Status.Refused.
 type Refusal struct {
 	Message string  `json:"message"`

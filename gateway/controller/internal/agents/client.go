@@ -24,6 +24,8 @@ type client struct {
 	api      *api
 	stop     context.CancelFunc
 	wake     signal.Signal
+	// renewAfter is when the certificate is looked at again, after an attempt to renew it.
+	renewAfter time.Time
 
 	mu      sync.Mutex
 	request *desired.Request // the desired state; nil: none yet
@@ -108,6 +110,9 @@ func (l *client) once(ctx context.Context) error {
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
+	}
+	if err == nil {
+		l.renew(ctx)
 	}
 	after.Certificate = l.api.certificate
 	l.publish(request, before, after)

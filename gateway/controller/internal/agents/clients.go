@@ -33,6 +33,13 @@ type Config struct {
 	// Fence returns an error when this process is no longer the leader. It is called before a gateway's newer generation
 	// is overruled. Nil: this process always leads.
 	Fence func(context.Context) error
+	// Sign signs the request of a gateway whose certificate is due for renewal, for its identity and with the lifetime of the certificate
+	// that it has. Nil: certificates are not renewed.
+	Sign func(ctx context.Context, identity string, request []byte, has certs.Validity) (certificate []byte, err error)
+	// Renewed is called from any goroutine when a certificate was renewed, or with the error.
+	Renewed func(gateway string, err error)
+	// RetryRenewal is the pause after an error; 0: 1 hour.
+	RetryRenewal time.Duration
 	// Changed is called from any goroutine when a Report changes.
 	Changed func()
 	Log     *slog.Logger
@@ -87,6 +94,7 @@ func New(ctx context.Context, c Config) *Clients {
 	defaults(&c.SetTimeout, 2*time.Second)
 	defaults(&c.Retry, 2*time.Second)
 	defaults(&c.MaxAge, time.Minute)
+	defaults(&c.RetryRenewal, time.Hour)
 	if c.Fence == nil {
 		c.Fence = func(context.Context) error { return nil }
 	}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -81,19 +82,28 @@ func (l *lab) open(files certs.Files) *certs.Source {
 
 // gateway is a real agent with a balancer that does nothing.
 type gateway struct {
-	lab     *lab
-	name    string
-	addr    string
-	dir     string
-	part    balancer
-	agent   *agent.Agent
-	stopped chan error
-	stop    context.CancelFunc
+	lab  *lab
+	name string
+	addr string
+	dir  string
+	part balancer
+	life time.Duration // of its certificate
+	// renewable says that it accepts a renewed certificate.
+	renewable bool
+	agent     *agent.Agent
+	stopped   chan error
+	stop      context.CancelFunc
 }
 
 func (l *lab) gateway(name string) *gateway {
 	l.t.Helper()
-	g := &gateway{lab: l, name: name, addr: "127.0.0.1:0", dir: l.t.TempDir()}
+	return l.gatewayWith(name, time.Hour, false)
+}
+
+// gatewayWith is a gateway whose certificate, which was issued an hour ago, ends after a time.
+func (l *lab) gatewayWith(name string, left time.Duration, renewable bool) *gateway {
+	l.t.Helper()
+	g := &gateway{lab: l, name: name, addr: "127.0.0.1:0", dir: l.t.TempDir(), life: left, renewable: renewable}
 	g.start()
 	l.t.Cleanup(g.end)
 	return g
@@ -112,7 +122,11 @@ func (g *gateway) start() {
 	if err != nil {
 		g.lab.t.Fatal(err)
 	}
-	own := g.lab.open(g.lab.write(g.dir, g.name, g.lab.authority, time.Hour))
+	files := g.lab.write(g.dir, g.name, g.lab.authority, g.life)
+	if g.renewable {
+		files.Renewed = filepath.Join(g.dir, "renewed.pem")
+	}
+	own := g.lab.open(files)
 	ctx, stop := context.WithCancel(g.lab.t.Context())
 	g.stop, g.stopped = stop, make(chan error, 1)
 	go func() { g.stopped <- g.agent.Serve(ctx, listener, own, certs.Controller) }()
@@ -392,4 +406,45 @@ func TestRenewedCertificates(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "the agent answers to the controller's renewed certificate", within(20*time.Hour))
+}
+
+// The certificate of a gateway is renewed when it is due, once, by a request whose key the gateway keeps. A gateway whose files are
+// renewed otherwise is left alone, and an error is reported and tried again.
+func TestRenewals(t *testing.T) {
+	l := newLab(t)
+	due, fixed, young := l.gatewayWith("due", 20*time.Minute, true), l.gatewayWith("fixed", 20*time.Minute, false), l.gatewayWith("young", time.Hour, true)
+	const pause = 100 * time.Millisecond
+	var mu sync.Mutex
+	signed, renewed := map[string][]time.Time{}, map[string][]error{}
+	fails := true
+	f := l.clients(func(c *Config) {
+		c.RetryRenewal = pause
+		c.Sign = func(_ context.Context, identity string, request []byte, has certs.Validity) ([]byte, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			signed[identity] = append(signed[identity], time.Now())
+			if fails {
+				fails = false
+				return nil, errors.New("the API server is away")
+			}
+			return l.authority.SignRequest(request, identity, certs.Validity{NotBefore: has.NotBefore, NotAfter: has.NotAfter.Add(10 * time.Hour)}, time.Now())
+		}
+		c.Renewed = func(gateway string, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			renewed[gateway] = append(renewed[gateway], err)
+		}
+	})
+	f.Set(t.Context(), map[string]Target{"due": due.target("192.0.2.1"), "fixed": fixed.target("192.0.2.1"), "young": young.target("192.0.2.1")})
+	await(t, "the certificate is renewed", func() bool { return time.Until(f.Reports()["due"].Certificate.NotAfter) > 9*time.Hour })
+	await(t, "all others answer", func() bool { return f.Reports()["fixed"].Applied && f.Reports()["young"].Applied })
+	mu.Lock()
+	defer mu.Unlock()
+	at, r := signed["due"], renewed["due"]
+	if len(at) != 2 || len(r) != 2 || r[0] == nil || r[1] != nil || at[1].Sub(at[0]) < pause {
+		t.Errorf("it was signed at %v, with %v", at, r)
+	}
+	if len(signed) != 1 || len(renewed) != 1 {
+		t.Errorf("signed %v, renewed %v", signed, renewed)
+	}
 }
