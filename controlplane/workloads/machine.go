@@ -22,6 +22,7 @@ type machine struct {
 	id          string // unique in its cloud, or in the cluster for an ExternalWorkload
 	since       time.Time
 	service     clusterset.ServiceName
+	byDefault   bool // nobody chose the name of the Service
 	ports       []port
 	addrs       []netip.Addr // at most one of each family
 	ready       bool
@@ -63,8 +64,8 @@ func carry(labels map[string]string) map[string]string {
 func ofWorkload(w *v1alpha1.ExternalWorkload) machine {
 	m := machine{
 		name: w.Name, id: w.Namespace + "/" + w.Name, since: w.CreationTimestamp.Time, annotations: carry(w.Annotations),
-		service: clusterset.ServiceName{Namespace: w.Namespace, Name: cmp.Or(w.Spec.Service, w.Name)},
-		ready:   w.Spec.Ready == nil || *w.Spec.Ready,
+		service: clusterset.ServiceName{Namespace: w.Namespace, Name: cmp.Or(w.Spec.Service, w.Name)}, byDefault: w.Spec.Service == "",
+		ready: w.Spec.Ready == nil || *w.Spec.Ready,
 	}
 	for _, p := range w.Spec.Ports {
 		m.ports = append(m.ports, newPort(p.Name, p.Port, corev1.Protocol(p.Protocol), cmp.Or(p.TargetPort, p.Port)))
@@ -85,7 +86,7 @@ func ofServer(s Server, c CloudSettings) (m machine, ok bool, err error) {
 		return m, false, nil
 	}
 	m = machine{cloud: c.Name, name: s.Name, id: s.ID, since: s.Created, addrs: s.Addrs, ready: s.Running, annotations: carry(s.Labels)}
-	m.service = clusterset.ServiceName{Namespace: c.Namespace, Name: cmp.Or(name, labelOf(s))}
+	m.service, m.byDefault = clusterset.ServiceName{Namespace: c.Namespace, Name: cmp.Or(name, labelOf(s.ID))}, name == ""
 	if faults := validation.IsDNS1123Label(m.service.Name); len(faults) > 0 {
 		return m, true, fmt.Errorf("%s: %q cannot name a Service (%s); write a name such as web", v1alpha1.MachineServiceAntrea, m.service.Name, strings.Join(faults, ", "))
 	}
@@ -111,20 +112,15 @@ func either(labels map[string]string, first, second string) (string, bool) {
 	return value, ok
 }
 
-// labelOf makes the name of a Service from a server's name, or from its id if the name has no valid character. It begins with a
+// labelOf makes the name of a Service from a server's ID, which no other server of its cloud has, unlike a name. It begins with a
 // letter, as Kubernetes before 1.36 requires.
-func labelOf(s Server) string {
+func labelOf(id string) string {
 	text := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
 			return r
 		}
 		return '-'
-	}, strings.ToLower(s.Name))
-	if text = strings.Trim(text, "-"); text == "" {
-		text = s.ID
-	}
-	if text[0] < 'a' { // a digit
-		text = "vm-" + text
-	}
+	}, strings.ToLower(id))
+	text = "vm-" + text
 	return strings.TrimRight(text[:min(len(text), validation.DNS1123LabelMaxLength)], "-")
 }

@@ -51,7 +51,7 @@ func build(machines []machine, kept map[clusterset.ServiceName][]port) []offer {
 	for name, of := range byName {
 		o := offer{name: name, ports: slices.Clone(kept[name]), annotations: map[string]string{}}
 		groups := map[string]*group{}
-		for _, m := range of {
+		for _, m := range o.ofOneOwner(of) {
 			o.annotate(m)
 			ports := o.admit(m)
 			for _, a := range m.addrs {
@@ -72,6 +72,19 @@ func build(machines []machine, kept map[clusterset.ServiceName][]port) []offer {
 	}
 	slices.SortFunc(all, func(a, b offer) int { return a.name.Compare(b.name) })
 	return all
+}
+
+// ofOneOwner returns the machines that the Service has, of those that name it. A namespace's own machines have one owner, and those of
+// each cloud another one. A name that the oldest machine, or m, has by default is not shared with another owner: nobody meant to.
+func (o *offer) ofOneOwner(all []machine) (kept []machine) {
+	for _, m := range all {
+		if first := all[0]; m.cloud != first.cloud && (m.byDefault || first.byDefault) {
+			o.problems = append(o.problems, problem{m, fmt.Sprintf("service %s is that of %s, which has another owner; choose another name", o.name, first)})
+			continue
+		}
+		kept = append(kept, m)
+	}
+	return kept
 }
 
 // annotate takes the annotations of m for the Service.

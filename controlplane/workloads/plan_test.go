@@ -3,6 +3,7 @@ package workloads
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,14 +48,10 @@ func TestServerLabels(t *testing.T) {
 		"nothing":              {"role=web", "web-1", ""},
 		"a Service":            {"svc.antreaplus.vmware.com=web", "web-1", "demo/web"},
 		"by our own word":      {"federation.isthmus.dev/machine=web", "web-1", "demo/web"},
-		"one named as it":      {"svc.antreaplus.vmware.com=", "Web_Server.1", "demo/web-server-1"},
-		"named by a number":    {"svc.antreaplus.vmware.com=", "7", "demo/vm-7"},
-		"named by nothing":     {"svc.antreaplus.vmware.com=", "___", "demo/id-1"},
-		"a name that is long":  {"svc.antreaplus.vmware.com=", strings.Repeat("a", 62) + "-b", "demo/" + strings.Repeat("a", 62)},
+		"one of its own":       {"svc.antreaplus.vmware.com=", "web-1", "demo/vm-id-1"},
 		"a digit first":        {"svc.antreaplus.vmware.com=9web", "web-1", "demo/9web"},
 		"a number":             {"svc.antreaplus.vmware.com=42", "web-1", "demo/42"},
 		"a hyphen first":       {"svc.antreaplus.vmware.com=-web", "web-1", "cannot name a Service"},
-		"named as a number":    {"svc.antreaplus.vmware.com=", strings.Repeat("7", 70), "demo/vm-" + strings.Repeat("7", 60)},
 		"no name of a Service": {"svc.antreaplus.vmware.com=Web", "web-1", "cannot name a Service"},
 		"a namespace it may":   {"svc.antreaplus.vmware.com=web svc.antreaplus.vmware.com/namespace=shop", "web-1", "shop/web"},
 		"another namespace":    {"svc.antreaplus.vmware.com=web federation.isthmus.dev/machine-namespace=kube-system", "web-1", "may not choose"},
@@ -108,6 +105,44 @@ func TestOlderMachineTakesPrecedence(t *testing.T) {
 	}
 	if o.annotations[v1alpha1.AnnotationGlobalService] != "one" {
 		t.Errorf("annotations %v", o.annotations)
+	}
+}
+
+// A name that one owner has by default is not shared with another owner: the younger one's machines are refused, and told. Names that all
+// of them chose are.
+func TestNamesOfTwoOwners(t *testing.T) {
+	byDefault := func(m machine) machine { m.byDefault = true; return m }
+	of := func(cloud string, m machine) machine { m.cloud = cloud; return m }
+	first, second, third := at(1, "10.0.0.1", "80"), at(2, "10.0.0.2", "80"), at(3, "10.0.0.3", "80")
+	for name, tc := range map[string]struct {
+		machines []machine
+		served   string
+		refused  string
+	}{
+		"chosen by all":                 {[]machine{first, of("east", second), of("west", third)}, "10.0.0.1 10.0.0.2 10.0.0.3", ""},
+		"by default in one namespace":   {[]machine{byDefault(first), second, third}, "10.0.0.1 10.0.0.2 10.0.0.3", ""},
+		"by default, then a cloud's":    {[]machine{byDefault(first), of("east", second), third}, "10.0.0.1 10.0.0.3", "10.0.0.2"},
+		"a cloud's, then by default":    {[]machine{of("east", first), byDefault(second), of("east", third)}, "10.0.0.1 10.0.0.3", "10.0.0.2"},
+		"a cloud's, then some":          {[]machine{of("east", first), second, byDefault(third)}, "10.0.0.1 10.0.0.2", "10.0.0.3"},
+		"by default in a cloud, others": {[]machine{of("east", byDefault(first)), of("west", second), of("west", third)}, "10.0.0.1", "10.0.0.2 10.0.0.3"},
+	} {
+		o := build(tc.machines, nil)[0]
+		var served, refused []string
+		for _, es := range o.slices {
+			for _, e := range es.Endpoints {
+				served = append(served, e.Addresses...)
+			}
+		}
+		for _, p := range o.problems {
+			if !strings.Contains(p.text, "choose another name") {
+				t.Errorf("%s: %s is told %q", name, p.of, p.text)
+			}
+			refused = append(refused, p.of.id)
+		}
+		slices.Sort(served)
+		if got := strings.Join(served, " "); got != tc.served || strings.Join(refused, " ") != tc.refused {
+			t.Errorf("%s: %q are served, %v refused, want %q and %q", name, got, refused, tc.served, tc.refused)
+		}
 	}
 }
 

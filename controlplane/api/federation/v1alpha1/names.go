@@ -28,7 +28,7 @@ const ManagedByMachines = "machines.federation.isthmus.dev"
 // Keys of a cloud server's metadata or tags. In a cloud that does not allow slashes, a colon stands for a slash. Both spellings
 // mean the same; the first one is ours.
 const (
-	// MachineService names the Service that the server serves. An empty value means a Service with the server's name.
+	// MachineService names the Service that the server serves. An empty value means a Service named by the server's ID: vm-ID.
 	MachineService       = "federation.isthmus.dev/machine"
 	MachineServiceAntrea = "svc.antreaplus.vmware.com"
 	// MachinePorts are the ports of the server: a comma-separated list of [NAME:]PORT[/PROTOCOL][=TARGET].
