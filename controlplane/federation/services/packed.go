@@ -69,8 +69,8 @@ type ownSlice struct {
 // way holds the labels and annotations of a slice of ours, which are the same in all members. imported states that a
 // ServiceImport has the slice as well.
 type way struct {
-	namespace, service, cluster, source string
-	imported                            bool
+	namespace, service, cluster, source, host string
+	imported                                  bool
 }
 
 // labels returns the labels that Federated.Slices and wantSlices set.
@@ -83,7 +83,11 @@ func (w way) labels() map[string]string {
 }
 
 func (w way) annotations() map[string]string {
-	return map[string]string{offers.AnnotationSource: w.source}
+	m := map[string]string{offers.AnnotationSource: w.source}
+	if w.host != "" {
+		m[offers.AnnotationHost] = w.host
+	}
+	return m
 }
 
 // packOwn returns a slice of ours packed, nil if it differs from the form that we write and API servers store.
@@ -91,7 +95,7 @@ func packOwn(es *discoveryv1.EndpointSlice) *ownSlice {
 	_, imported := es.Labels[v1beta1.LabelServiceName]
 	w := way{
 		namespace: es.Namespace, service: es.Labels[discoveryv1.LabelServiceName], cluster: es.Labels[v1alpha1.MarkCluster],
-		source: es.Annotations[offers.AnnotationSource], imported: imported,
+		source: es.Annotations[offers.AnnotationSource], host: es.Annotations[offers.AnnotationHost], imported: imported,
 	}
 	if !maps.Equal(es.Labels, w.labels()) || !maps.Equal(es.Annotations, w.annotations()) {
 		return nil

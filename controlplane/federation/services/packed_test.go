@@ -24,6 +24,8 @@ func TestPackRoundTrip(t *testing.T) {
 	own.Annotations = map[string]string{"federation.isthmus.dev/source": "demo/web"}
 	imported := own.DeepCopy()
 	imported.Labels[v1beta1.LabelServiceName], imported.Labels[v1beta1.LabelSourceCluster] = "web", "a"
+	balancer := own.DeepCopy()
+	balancer.Annotations["federation.isthmus.dev/host"] = "lb.example.org"
 	labeled := own.DeepCopy()
 	labeled.Labels["example.org/foreign"] = "yes"
 	odd := own.DeepCopy()
@@ -38,7 +40,7 @@ func TestPackRoundTrip(t *testing.T) {
 		pack func(client.Object) objectcache.Packed
 		o    client.Object
 	}{
-		"own slice": {packSlice, own}, "own slice of an import": {packSlice, imported}, "own slice with one more label": {packSlice, labeled},
+		"own slice": {packSlice, own}, "own slice of an import": {packSlice, imported}, "own slice of a host name": {packSlice, balancer}, "own slice with one more label": {packSlice, labeled},
 		"own slice with an odd uid": {packSlice, odd}, "slice": {packSlice, theirs}, "service": {pack[corev1.Service], svc},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +52,7 @@ func TestPackRoundTrip(t *testing.T) {
 			}
 		})
 	}
-	for _, es := range []*discoveryv1.EndpointSlice{own, imported} {
+	for _, es := range []*discoveryv1.EndpointSlice{own, imported, balancer} {
 		if _, small := packSlice(es).(*ownSlice); !small {
 			t.Errorf("a slice of ours with labels %v does not take the least memory", es.Labels)
 		}

@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -279,6 +280,60 @@ func TestUnresolvedHostNameKeepsSlices(t *testing.T) {
 	w.sync()
 	if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 203.0.113.8:80"}) {
 		t.Errorf("without a host name slices are %q", got)
+	}
+}
+
+// While a host name is not resolved, its addresses stay, and the others of its Service change all the same.
+func TestUnresolvedHostNameHoldsItself(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{})
+	again := w.runs()
+	web := w.offer("a", "web", global, "shop", func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "lb.example.org"}, {IP: "203.0.113.8"}}
+	}, "10.1.0.1")
+	w.sync()
+	again()
+	w.sync()
+	if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 203.0.113.77:80", "a: 203.0.113.8:80"}) {
+		t.Errorf("slices %q", got)
+	}
+	w.resolve = func(context.Context, string) ([]netip.Addr, time.Duration, error) {
+		return nil, 0, errors.New("no name server answers")
+	}
+	w.restart(v1alpha1.FederationSpec{})
+	w.sync()
+	web.Status.LoadBalancer.Ingress[1].IP = "203.0.113.9"
+	web.ResourceVersion = ""
+	if err := w.Member("a").Client().Status().Update(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	w.sync()
+	if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 203.0.113.77:80", "a: 203.0.113.9:80"}) {
+		t.Errorf("with a new address slices are %q", got)
+	}
+}
+
+// A slice that somebody takes the label of its Service from gets it again.
+func TestSliceWithoutLabel(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	before := w.slices("b", system, "shop")
+	var list discoveryv1.EndpointSliceList
+	if err := w.Member("b").Client().List(t.Context(), &list, client.InNamespace(system)); err != nil || len(list.Items) != 1 {
+		t.Fatalf("%d slices, %v", len(list.Items), err)
+	}
+	es := &list.Items[0]
+	delete(es.Labels, discoveryv1.LabelServiceName)
+	if err := w.Member("b").Client().Update(t.Context(), es); err != nil {
+		t.Fatal(err)
+	}
+	w.sync()
+	if got := w.slices("b", system, "shop"); len(before) != 1 || !slices.Equal(got, before) {
+		t.Errorf("slices %q, want %q", got, before)
+	}
+	if err := w.Member("b").Client().List(t.Context(), &list, client.InNamespace(system)); err != nil || len(list.Items) != 1 || list.Items[0].UID != es.UID {
+		t.Errorf("%d slices, %v", len(list.Items), err)
 	}
 }
 

@@ -41,10 +41,18 @@ type snapshot struct {
 	service *corev1.Service // nil without one
 	slices  []*discoveryv1.EndpointSlice
 
-	// incomplete are member Services with existing slices and endpoints that this process does not know now. The slices stay
-	// unchanged until it does. It has not resolved the host name of a load balancer yet, or has not read any EndpointSlice of
-	// a Service that selects pods.
+	// incomplete are member Services with existing slices and endpoints that this process does not know now: it has not read any
+	// EndpointSlice of a Service that selects pods. The slices stay unchanged until it has.
 	incomplete map[source]bool
+	// unresolved are host names of load balancers that this process has not resolved yet, of Services of other clusters. Their slices stay
+	// until it has.
+	unresolved map[hostOf]bool
+}
+
+// hostOf is a host name of a member Service's load balancer.
+type hostOf struct {
+	source
+	host string
 }
 
 // source is a member Service that a slice leads to.
@@ -77,11 +85,13 @@ func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into
 		}
 		s.foreign = append(s.foreign, foreign...)
 	}
-	s.incomplete = map[source]bool{}
+	s.incomplete, s.unresolved = map[source]bool{}, map[hostOf]bool{}
 	for _, o := range s.offers {
 		from := source{o.Cluster, o.Service.String()}
-		unknown := o.Sliceless || o.Unresolved && o.Cluster != into.ID()
-		if unknown && slices.ContainsFunc(s.slices, func(es *discoveryv1.EndpointSlice) bool { return sourceOf(es) == from }) {
+		for _, host := range o.Unresolved {
+			s.unresolved[hostOf{from, host}] = o.Cluster != into.ID()
+		}
+		if o.Sliceless && slices.ContainsFunc(s.slices, func(es *discoveryv1.EndpointSlice) bool { return sourceOf(es) == from }) {
 			s.incomplete[from] = true
 		}
 	}
@@ -94,7 +104,7 @@ func (s *snapshot) keepFamilies() {
 		return
 	}
 	for i := range s.offers {
-		if o := &s.offers[i]; o.Unresolved {
+		if o := &s.offers[i]; len(o.Unresolved) > 0 {
 			for _, f := range s.service.Spec.IPFamilies {
 				if !slices.Contains(o.Families, familyOf(f)) {
 					o.Families = append(slices.Clip(o.Families), familyOf(f))

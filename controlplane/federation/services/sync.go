@@ -63,7 +63,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 	}
 	stays := func(es *discoveryv1.EndpointSlice) bool {
 		from := sourceOf(es)
-		return slices.Contains(kept, from.cluster) || s.incomplete[from]
+		return slices.Contains(kept, from.cluster) || s.incomplete[from] || s.unresolved[hostOf{from, es.Annotations[offers.AnnotationHost]}]
 	}
 	if err := r.applySlices(ctx, into, s, r.wantSlices(s, fed, svc), stays); err != nil {
 		return err

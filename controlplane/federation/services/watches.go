@@ -160,7 +160,20 @@ func (r *Reconciler) trimService(obj any) (any, error) {
 }
 
 // hasService reports whether a slice belongs to a Service.
-func hasService(o client.Object) bool { return o.GetLabels()[discoveryv1.LabelServiceName] != "" }
+func hasService(o client.Object) bool { return serviceOf(o) != "" }
+
+// serviceOf returns the Service of a slice, "" for none. A slice of ours that somebody took the label from is still that of its owner.
+func serviceOf(o client.Object) string {
+	if name := o.GetLabels()[discoveryv1.LabelServiceName]; name != "" || !offers.IsOurs(o) {
+		return name
+	}
+	for _, owner := range o.GetOwnerReferences() {
+		if owner.Kind == "Service" {
+			return owner.Name
+		}
+	}
+	return ""
+}
 
 // trimSlice keeps a digest of a slice of ours, and the offered content of other slices. 20 members of 500 Services have
 // 200,000 slices of ours.
@@ -187,13 +200,17 @@ func trimSlice(obj any) (any, error) {
 		Labels:       es.Labels,
 		Annotations:  map[string]string{offers.AnnotationSource: es.Annotations[offers.AnnotationSource]},
 	}}
+	if host := es.Annotations[offers.AnnotationHost]; host != "" {
+		kept.Annotations[offers.AnnotationHost] = host
+	}
+	metav1.SetMetaDataLabel(&kept.ObjectMeta, discoveryv1.LabelServiceName, serviceOf(es)) // for the index; its digest differs
 	return kept, nil
 }
 
 // digest returns the digest of a slice of ours. A trimmed slice carries it in generateName, which stored objects do not
 // use.
 func digest(es *discoveryv1.EndpointSlice) string {
-	marks := maphash.String(seed, es.Annotations[v1alpha1.MarkCluster]+"\x00"+es.Annotations[offers.AnnotationSource])
+	marks := maphash.String(seed, es.Annotations[v1alpha1.MarkCluster]+"\x00"+es.Annotations[offers.AnnotationSource]+"\x00"+es.Annotations[offers.AnnotationHost])
 	return fmt.Sprintf("%x", uint64(mcs.SliceDigest(es))^marks)
 }
 

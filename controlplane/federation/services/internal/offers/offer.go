@@ -31,8 +31,8 @@ type Offer struct {
 	clusterset.Export // Service is the member Service; the oldest takes precedence
 
 	Groups []Group
-	// Unresolved states that a host name was not resolved. Families, and the groups for other clusters, are then incomplete.
-	Unresolved bool
+	// Unresolved are the host names that were not resolved. Groups for other clusters lack those of them, and Families may be incomplete.
+	Unresolved []string
 	// Sliceless states that the Service selects pods and has no EndpointSlice, not even an empty one. Its endpoints, and
 	// whether its other addresses are ready, are then unknown.
 	Sliceless bool
@@ -41,6 +41,7 @@ type Offer struct {
 // Group is a set of endpoints of one family with the same target ports.
 type Group struct {
 	Name      string // unique in the offer, and stable
+	Host      string // the host name whose addresses these are; empty: none
 	Family    clusterset.Family
 	Targets   []Target
 	Endpoints []discoveryv1.Endpoint // of one address each
@@ -166,10 +167,10 @@ func externalGroups(src Source, ports []clusterset.Port) []Group {
 	return addressGroups("external", parseAddrs(src.Service.Spec.ExternalIPs), ownTargets(ports), backed(src))
 }
 
-// balancerGroups returns the addresses of the Service's load balancers, grouped by their ports, and whether a host name was
-// not resolved.
-func balancerGroups(src Source, ports []clusterset.Port) (groups []Group, unresolved bool) {
-	addrs, targets := map[string][]netip.Addr{}, map[string][]Target{}
+// balancerGroups returns the addresses of the Service's load balancers, grouped by their ports, and the host names that were not resolved.
+// Each host name has a group of its own, so that one which is not resolved holds no other address.
+func balancerGroups(src Source, ports []clusterset.Port) (groups []Group, unresolved []string) {
+	addrs, targets, hosts := map[string][]netip.Addr{}, map[string][]Target{}, map[string]string{}
 	for _, in := range src.Service.Status.LoadBalancer.Ingress {
 		at := ownTargets(ports)
 		if len(in.Ports) > 0 {
@@ -180,6 +181,9 @@ func balancerGroups(src Source, ports []clusterset.Port) (groups []Group, unreso
 			})
 		}
 		words := []string{"balancer"}
+		if in.IP == "" && in.Hostname != "" {
+			words = append(words, in.Hostname)
+		}
 		for _, t := range at {
 			words = append(words, fmt.Sprintf("%d/%s", t.Number, t.Port.Protocol))
 		}
@@ -189,12 +193,17 @@ func balancerGroups(src Source, ports []clusterset.Port) (groups []Group, unreso
 			addrs[name] = append(addrs[name], parseAddrs([]string{in.IP})...)
 		} else if in.Hostname != "" && src.Lookup != nil {
 			found, known := src.Lookup(in.Hostname)
-			addrs[name] = append(addrs[name], found...)
-			unresolved = unresolved || !known
+			addrs[name], hosts[name] = append(addrs[name], found...), in.Hostname
+			if !known {
+				unresolved = append(unresolved, in.Hostname)
+			}
 		}
 	}
 	for name, at := range targets {
-		groups = append(groups, addressGroups(name, addrs[name], at, backed(src))...)
+		for _, g := range addressGroups(name, addrs[name], at, backed(src)) {
+			g.Host = hosts[name]
+			groups = append(groups, g)
+		}
 	}
 	slices.SortFunc(groups, func(a, b Group) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(a.Family, b.Family))

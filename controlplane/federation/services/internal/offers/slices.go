@@ -19,6 +19,9 @@ import (
 // cluster that another annotation of the slice names.
 const AnnotationSource = "federation.isthmus.dev/source"
 
+// AnnotationHost on such a slice is the host name of a load balancer whose addresses are the slice's endpoints.
+const AnnotationHost = "federation.isthmus.dev/host"
+
 // perSlice limits the endpoints of a slice, as in Kubernetes' own controllers.
 const perSlice = 100
 
@@ -37,6 +40,10 @@ func (fed Federated) Slices(name clusterset.ServiceName, o Offer) []*discoveryv1
 			addressType = discoveryv1.AddressTypeIPv6
 		}
 		for part, endpoints := range split(g.Endpoints, 0, "") {
+			annotations := map[string]string{v1alpha1.MarkCluster: string(o.Cluster), AnnotationSource: o.Service.String()}
+			if g.Host != "" {
+				annotations[AnnotationHost] = g.Host
+			}
 			source := o.Service.String() + " " + g.Name + " " + string(addressType) + " " + part
 			all = append(all, &discoveryv1.EndpointSlice{
 				ObjectMeta: metav1.ObjectMeta{
@@ -47,7 +54,7 @@ func (fed Federated) Slices(name clusterset.ServiceName, o Offer) []*discoveryv1
 						discoveryv1.LabelManagedBy:   v1alpha1.ManagedBy,
 						v1alpha1.MarkCluster:         string(o.Cluster),
 					},
-					Annotations: map[string]string{v1alpha1.MarkCluster: string(o.Cluster), AnnotationSource: o.Service.String()},
+					Annotations: annotations,
 				},
 				AddressType: addressType,
 				Endpoints:   endpoints,
