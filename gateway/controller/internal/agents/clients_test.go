@@ -448,3 +448,27 @@ func TestRenewals(t *testing.T) {
 		t.Errorf("signed %v, renewed %v", signed, renewed)
 	}
 }
+
+// A renewal that hangs, as when the API server does not answer, holds no state for longer than a request may take.
+func TestRenewalHoldsNoState(t *testing.T) {
+	l := newLab(t)
+	due := l.gatewayWith("due", 20*time.Minute, true)
+	asked, ended := make(chan struct{}, 1), make(chan error, 1)
+	f := l.clients(func(c *Config) {
+		c.Timeout = 200 * time.Millisecond
+		c.Sign = func(ctx context.Context, _ string, _ []byte, _ certs.Validity) ([]byte, error) {
+			asked <- struct{}{}
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		c.Renewed = func(_ string, err error) { ended <- err }
+	})
+	f.Set(t.Context(), map[string]Target{"due": due.target("192.0.2.1")})
+	<-asked
+	second := due.target("192.0.2.2")
+	f.Set(t.Context(), map[string]Target{"due": second})
+	await(t, "the second state is applied", func() bool { return due.hash() == hashOf(second) })
+	if err := <-ended; !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the renewal ended with %v", err)
+	}
+}

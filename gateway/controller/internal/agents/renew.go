@@ -20,7 +20,9 @@ func (l *client) renew(ctx context.Context) {
 		return
 	}
 	l.renewAfter = now.Add(c.RetryRenewal)
-	err := l.renewNow(ctx)
+	limited, cancel := context.WithTimeout(ctx, c.Timeout) // states wait meanwhile
+	defer cancel()
+	err := l.renewNow(limited)
 	if no, ok := errors.AsType[*Refused](err); ok && no.Status == http.StatusNotFound || ctx.Err() != nil {
 		return
 	}
