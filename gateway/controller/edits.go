@@ -73,6 +73,8 @@ func (s *Settings) change(svc *corev1.Service, r record) string {
 		return fmt.Sprintf("pool %s has the group %s instead of %s", pool.Name, pool.Group, r.group)
 	case r.announce != pool.Announce:
 		return fmt.Sprintf("pool %s has announce %s instead of %s", pool.Name, pool.Announce, r.announce)
+	case r.router != pool.routerID(): // until its master has them, the addresses are nowhere
+		return fmt.Sprintf("pool %s has vrrp.routerID %d instead of %d", pool.Name, pool.routerID(), r.router)
 	}
 	for _, vip := range r.VIPs {
 		if r.listed() && !pool.lists(vip) || !slices.Contains(pool.families(), familyOf(vip)) {
@@ -111,9 +113,9 @@ func (s *Settings) keeping(records []record) Settings {
 			}
 		}
 		if pool.removed || pool.Announce != r.announce {
-			pool.BGP, pool.VRRP = r.route(), r.virtualRouter()
+			pool.BGP = r.route()
 		}
-		pool.Group, pool.Announce = r.group, r.announce
+		pool.Group, pool.Announce, pool.VRRP = r.group, r.announce, r.virtualRouter()
 		for _, vip := range r.VIPs {
 			if r.listed() && !pool.lists(vip) && !slices.Contains(pool.kept, vip) {
 				pool.kept = append(pool.kept, vip)

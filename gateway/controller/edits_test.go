@@ -29,6 +29,7 @@ func TestEditedSettings(t *testing.T) {
 		"other addresses":               {func(s *Settings) { s.Pools[1].Addresses = other.Addresses }, "list", "pool list no longer has the address 192.0.2.9", "198.51.100."},
 		"another group":                 {func(s *Settings) { s.Pools[1].Group = "edge" }, "list", "pool list has the group edge instead of default", "192.0.2.9"},
 		"another announcer":             {func(s *Settings) { s.Pools[1].Announce = desired.ByNone }, "list", "pool list has announce none instead of vrrp", "192.0.2.9"},
+		"another virtual router":        {func(s *Settings) { s.Pools[1].VRRP = &VRRPPool{RouterID: 52} }, "list", "pool list has vrrp.routerID 52 instead of 0", "192.0.2.9"},
 		"no floating IPs":               {func(s *Settings) { s.FloatingIPs = "none" }, "public", "pool public gives Services no floating IP", "10.9."},
 		"no network of floating IPs":    {func(s *Settings) { s.Pools[0].Neutron.FloatingNetwork = "" }, "public", "pool public gives Services no floating IP", "10.9."},
 		"Services without a class left": {func(s *Settings) { s.DefaultClass = false }, "classless", "defaultClass is false", ""},
@@ -104,8 +105,8 @@ func TestEditedSettings(t *testing.T) {
 	}
 }
 
-// The addresses of a removed pool stay in its virtual router.
-func TestVirtualRouterOfRemovedPool(t *testing.T) {
+// The addresses of a removed or edited pool stay in its virtual router.
+func TestVirtualRouterOfEditedPools(t *testing.T) {
 	t.Parallel()
 	vip := netip.MustParseAddr("192.0.2.9")
 	has := record{port: port{ID: staticID([]netip.Addr{vip}), Pool: "partner", VIPs: []netip.Addr{vip}}, group: DefaultGroup, announce: desired.ByVRRP, router: 52}
@@ -114,7 +115,8 @@ func TestVirtualRouterOfRemovedPool(t *testing.T) {
 		want  uint8
 	}{
 		"removed": {nil, 52},
-		"edited":  {[]Pool{{Name: "partner", Group: DefaultGroup, Announce: desired.ByVRRP, VRRP: &VRRPPool{RouterID: 53}}}, 53},
+		"edited":  {[]Pool{{Name: "partner", Group: DefaultGroup, Announce: desired.ByVRRP, VRRP: &VRRPPool{RouterID: 53}}}, 52},
+		"without": {[]Pool{{Name: "partner", Group: DefaultGroup, Announce: desired.ByVRRP}}, 52},
 	} {
 		kept := (&Settings{Pools: tc.pools}).keeping([]record{has})
 		if id := kept.pool("partner").routerID(); id != tc.want {
