@@ -108,7 +108,7 @@ func TestOlderMachineTakesPrecedence(t *testing.T) {
 	}
 }
 
-// A name that one owner has by default is not shared with another owner: the younger one's machines are refused, and told. Names that all
+// A name that one owner has by default is not shared with another owner: the younger one's machines are refused, each with a problem. Names that all
 // of them chose are.
 func TestNamesOfTwoOwners(t *testing.T) {
 	byDefault := func(m machine) machine { m.byDefault = true; return m }

@@ -9,6 +9,9 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
+// maxCertificate bounds a certificate in PEM with its authorities.
+const maxCertificate = 16 << 10
+
 // certificates lets the controller renew the agent's certificate: it signs a request, whose key stays on this machine.
 func (a *Agent) certificates(mux *http.ServeMux, own *certs.Source) {
 	mux.HandleFunc("POST /v1/certificate/request", func(w http.ResponseWriter, _ *http.Request) {
@@ -21,7 +24,7 @@ func (a *Agent) certificates(mux *http.ServeMux, own *certs.Source) {
 	})
 	mux.HandleFunc("POST /v1/certificate", func(w http.ResponseWriter, r *http.Request) {
 		var c desired.Certificate
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxHeader)).Decode(&c); err != nil {
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxCertificate)).Decode(&c); err != nil {
 			answer(w, invalid, desired.Refusal{Message: "read the request: " + err.Error()})
 			return
 		}

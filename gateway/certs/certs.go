@@ -40,9 +40,9 @@ type Authority struct {
 
 // NewAuthority creates an authority. name is its common name, for people.
 func NewAuthority(name string, now time.Time) (*Authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := newKey()
 	if err != nil {
-		return nil, fmt.Errorf("make a key: %w", err)
+		return nil, err
 	}
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
@@ -85,9 +85,9 @@ func templateOf(identity string) *x509.Certificate {
 // Sign returns a certificate for the subject, names, addresses and key usage of template, with a new key. It is valid for
 // clients and servers, from now until life has passed or the authority expires.
 func (a *Authority) Sign(template *x509.Certificate, now time.Time, life time.Duration) (Pair, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := newKey()
 	if err != nil {
-		return Pair{}, fmt.Errorf("make a key: %w", err)
+		return Pair{}, err
 	}
 	cert, err := a.signKey(template, &key.PublicKey, now, life)
 	if err != nil {
@@ -118,6 +118,14 @@ func sign(template, parent *x509.Certificate, key *ecdsa.PublicKey, signer *ecds
 		return nil, fmt.Errorf("sign the certificate of %s: %w", template.Subject.CommonName, err)
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: cert}), nil
+}
+
+func newKey() (*ecdsa.PrivateKey, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make a key: %w", err)
+	}
+	return key, nil
 }
 
 // encodeKey returns a private key as PEM.

@@ -2,7 +2,6 @@ package certs
 
 import (
 	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -51,9 +50,9 @@ func (s *Source) Request() ([]byte, error) {
 	if s.files.Renewed == "" {
 		return nil, ErrNotRenewed
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := newKey()
 	if err != nil {
-		return nil, fmt.Errorf("make a key: %w", err)
+		return nil, err
 	}
 	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{DNSNames: s.current().own.Leaf.DNSNames}, key)
 	if err != nil {
@@ -111,8 +110,8 @@ func (m *material) replaceableBy(c *x509.Certificate, now time.Time) error {
 	return nil
 }
 
-// useRenewed makes the renewed certificate in a file the own one, unless that was issued later, if it may take its place. So whoever replaces
-// the files, as after a leak of a key, replaces the renewed certificate too.
+// useRenewed makes the renewed certificate in a file the own one, unless that was issued later, if it may take its place. An administrator
+// who replaces the files, as after a leak of a key, so replaces the renewed certificate too.
 func (m *material) useRenewed(path string, now time.Time) error {
 	both, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

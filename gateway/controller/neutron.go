@@ -100,29 +100,26 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port) (p
 			return port{}, err
 		}
 	}
-	ask := openstack.PortRequest{Network: r.Pool.Neutron.Network, Purpose: purpose(r, i)}
+	ask := openstack.PortRequest{Network: r.Pool.Neutron.Network, Purpose: purpose(r, i), Addresses: map[string]netip.Addr{}}
 	for _, f := range r.Families {
 		ask.Subnets = append(ask.Subnets, r.Pool.subnet(f))
 	}
 	for _, a := range r.Addresses {
-		if ask.Addresses == nil {
-			ask.Addresses = map[string]netip.Addr{}
-		}
 		ask.Addresses[r.Pool.subnet(familyOf(a))] = a
 	}
 	p, err := n.cloud.CreatePort(ctx, ask)
-	if err != nil && len(r.Addresses) > 0 {
-		return port{}, explainAsked(err, r, all)
-	}
 	if err != nil {
-		return port{}, err
+		return port{}, explainAsked(err, r, all)
 	}
 	return translate(p), nil
 }
 
-// explainAsked returns an error of Neutron about the addresses that a Service asks for. A port of a former Service will be deleted; no
+// explainAsked returns an error of Neutron, which may be about the addresses that a Service asks for. A port of a former Service will be deleted; no
 // retry helps against others.
 func explainAsked(err error, r request, all map[string]port) error {
+	if len(r.Addresses) == 0 {
+		return err
+	}
 	if errors.Is(err, openstack.ErrInvalid) {
 		return invalid{fmt.Errorf("%s: pool %s does not have it: %w", r.AddressesField, r.Pool.Name, err)}
 	}

@@ -146,8 +146,9 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	if m := w.services[s.UID]; m != nil {
 		own = m.port.ID
 	}
+	asked := askedVIPs(want)
 	satisfies := func(p port) bool {
-		return p.Pool == pool.Name && p.covers(families) && containsAll(p.VIPs, askedVIPs(want)) && (p.ID == own || len(p.VIPs) == 0 || !slices.Contains(pool.kept, p.VIPs[0])) &&
+		return p.Pool == pool.Name && p.covers(families) && containsAll(p.VIPs, asked) && (p.ID == own || len(p.VIPs) == 0 || !slices.Contains(pool.kept, p.VIPs[0])) &&
 			!slices.ContainsFunc(w.sharers(p.ID, s.UID), func(m *mapped) bool { return !sameFloating(m.want.Floating, want.Floating, p.Floating) })
 	}
 	var candidates []portmap.Claim
@@ -163,7 +164,7 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 	if err := w.checkSharedFloatingIP(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
-	r := request{Pool: pool, Families: common(families, pool.families()), Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace, Addresses: askedVIPs(want), AddressesField: want.AddressesField}
+	r := request{Pool: pool, Families: common(families, pool.families()), Floating: want.Floating, Purpose: string(s.UID), Namespace: s.Namespace, Addresses: asked, AddressesField: want.AddressesField}
 	chosen, ok := w.allocations.Choose(candidates)
 	if !ok || chosen.Port != own {
 		if err := cmp.Or(w.checkQuota(s, r, ports[chosen.Port]), w.checkWithdrawn(s, ports[chosen.Port])); err != nil {
@@ -179,24 +180,27 @@ func (w *worker) choosePort(s *corev1.Service, want service.Want, pool *Pool, fa
 
 // cloudPort returns p, the port chosen for a Service, or one for its request if that has no id, with the floating IP that it wants.
 func (w *worker) cloudPort(s *corev1.Service, src *cloudPorts, r request, p port, last answer) (port, error) {
-	ok := p.ID != ""
-	if !ok {
+	if p.ID == "" {
 		var err error
-		if p, ok, err = src.reuse(r, src.ports, w.held()); err != nil {
+		if p, _, err = src.reuse(r, src.ports, w.held()); err != nil {
 			return port{}, err
 		}
 	}
-	if ok && src.complete(p, r.Floating) {
-		return p, nil
+	if p.ID != "" {
+		if src.complete(p, r.Floating) {
+			return p, nil
+		}
+		return port{}, w.CreateAndAssignPort(s, src, r, p, last)
 	}
 	for _, former := range src.ports { // of a former Service, which waits to be deleted
-		if !ok && containsAny(former.VIPs, r.Addresses) {
-			if err := w.checkWithdrawn(s, former); err != nil {
-				return port{}, err
-			}
+		if !containsAny(former.VIPs, r.Addresses) {
+			continue
+		}
+		if err := w.checkWithdrawn(s, former); err != nil {
+			return port{}, err
 		}
 	}
-	return port{}, w.CreateAndAssignPort(s, src, r, p, last)
+	return port{}, w.CreateAndAssignPort(s, src, r, port{}, last)
 }
 
 // checkNamedPort refuses an annotation that names an address of another Service which does not share it, or not by the id of

@@ -105,7 +105,8 @@ func (w *worker) checkAddresses(s *corev1.Service, want service.Want, pool *Pool
 	if pool.FailoverIP != nil && len(want.Addresses) > 0 {
 		return invalid{fmt.Errorf("%s: pool %s has one floating IP for all; ask for no address, or name another pool by the annotation %s", want.AddressesField, pool.Name, service.AnnotationPool)}
 	}
-	for _, a := range askedVIPs(want) {
+	asked := askedVIPs(want)
+	for _, a := range asked {
 		if m := w.services[s.UID]; m != nil && slices.Contains(m.port.VIPs, a) {
 			continue
 		}
@@ -122,7 +123,7 @@ func (w *worker) checkAddresses(s *corev1.Service, want service.Want, pool *Pool
 			if w.foreign(s, want, m.port) {
 				return foreignError(want.AddressesField, a.String(), "ask for another one")
 			}
-			if !m.port.covers(common(want.Families, pool.familiesWith(m.port))) || !containsAll(m.port.VIPs, askedVIPs(want)) || w.allocations.Collision(w.claim(s, want, m.port)) != nil {
+			if !m.port.covers(common(want.Families, pool.familiesWith(m.port))) || !containsAll(m.port.VIPs, asked) || w.allocations.Collision(w.claim(s, want, m.port)) != nil {
 				return invalid{fmt.Errorf("%s: service %s has %s, with one of the same ports or without the other address; choose other ports, or ask for another address", want.AddressesField, m.name, a)}
 			}
 		}

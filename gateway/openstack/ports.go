@@ -44,8 +44,8 @@ func (c *Client) Ports(ctx context.Context) (all []Port, err error) {
 }
 
 // CreatePort creates a port. It returns ErrInvalid for an address that Neutron would not allocate by itself: others of a subnet belong to
-// routers, or to machines that Neutron does not know. It returns ErrTaken for one that another port has. After another error it may exist all the same, because a response can be lost: then look for its
-// purpose in Ports before the next attempt.
+// routers, or to machines that Neutron does not know. It returns ErrTaken for one that another port has. After another error the port may
+// exist all the same, because a response can be lost: then look for its purpose in Ports before the next attempt.
 func (c *Client) CreatePort(ctx context.Context, r PortRequest) (p Port, err error) {
 	var addresses []ports.IP
 	for _, id := range r.Subnets {

@@ -67,9 +67,9 @@ func (r *role) least() *role {
 	return is
 }
 
-// anchor returns the only address in the advertisements of a virtual router. It is not a VIP, because gateways get their VIPs one after another,
-// and a backup that receives an unknown address considers itself the master. The IPv4 anchor is from the reserved part of
-// the link-local range (RFC 3927, 2.1); the IPv6 one has to be link-local (RFC 9568, 5.2.9).
+// anchor returns the only address in the advertisements of a virtual router. It is not a VIP, because gateways get their VIPs one after
+// another, and a backup that receives an unknown address considers itself the master. The IPv4 anchor is from the reserved part of the
+// link-local range (RFC 3927, 2.1); the IPv6 one has to be link-local (RFC 9568, 5.2.9).
 func (r *role) anchor(id uint8) netip.Addr {
 	if r.config.Source.Is4() {
 		return netip.AddrFrom4([4]byte{169, 254, 255, id})

@@ -198,11 +198,8 @@ func trimSlice(obj any) (any, error) {
 		Namespace: mcs.Share(es.Namespace), Name: mcs.Share(es.Name), UID: es.UID, ResourceVersion: es.ResourceVersion,
 		GenerateName: digest(es),
 		Labels:       es.Labels,
-		Annotations:  map[string]string{offers.AnnotationSource: es.Annotations[offers.AnnotationSource]},
+		Annotations:  way{source: es.Annotations[offers.AnnotationSource], host: es.Annotations[offers.AnnotationHost]}.annotations(),
 	}}
-	if host := es.Annotations[offers.AnnotationHost]; host != "" {
-		kept.Annotations[offers.AnnotationHost] = host
-	}
 	metav1.SetMetaDataLabel(&kept.ObjectMeta, discoveryv1.LabelServiceName, serviceOf(es)) // for the index; its digest differs
 	return kept, nil
 }

@@ -170,7 +170,12 @@ func externalGroups(src Source, ports []clusterset.Port) []Group {
 // balancerGroups returns the addresses of the Service's load balancers, grouped by their ports, and the host names that were not resolved.
 // Each host name has a group of its own, so that one which is not resolved holds no other address.
 func balancerGroups(src Source, ports []clusterset.Port) (groups []Group, unresolved []string) {
-	addrs, targets, hosts := map[string][]netip.Addr{}, map[string][]Target{}, map[string]string{}
+	type balancer struct {
+		host    string
+		targets []Target
+		addrs   []netip.Addr
+	}
+	balancers := map[string]*balancer{}
 	for _, in := range src.Service.Status.LoadBalancer.Ingress {
 		at := ownTargets(ports)
 		if len(in.Ports) > 0 {
@@ -180,28 +185,33 @@ func balancerGroups(src Source, ports []clusterset.Port) (groups []Group, unreso
 				})
 			})
 		}
-		words := []string{"balancer"}
+		words, host := []string{"balancer"}, ""
 		if in.IP == "" && in.Hostname != "" {
-			words = append(words, in.Hostname)
+			host = in.Hostname
+			words = append(words, host)
 		}
 		for _, t := range at {
 			words = append(words, fmt.Sprintf("%d/%s", t.Number, t.Port.Protocol))
 		}
 		name := strings.Join(words, " ")
-		targets[name] = at
+		b := balancers[name]
+		if b == nil {
+			b = &balancer{host: host, targets: at}
+			balancers[name] = b
+		}
 		if in.IP != "" {
-			addrs[name] = append(addrs[name], parseAddrs([]string{in.IP})...)
-		} else if in.Hostname != "" && src.Lookup != nil {
-			found, known := src.Lookup(in.Hostname)
-			addrs[name], hosts[name] = append(addrs[name], found...), in.Hostname
+			b.addrs = append(b.addrs, parseAddrs([]string{in.IP})...)
+		} else if host != "" && src.Lookup != nil {
+			found, known := src.Lookup(host)
+			b.addrs = append(b.addrs, found...)
 			if !known {
-				unresolved = append(unresolved, in.Hostname)
+				unresolved = append(unresolved, host)
 			}
 		}
 	}
-	for name, at := range targets {
-		for _, g := range addressGroups(name, addrs[name], at, backed(src)) {
-			g.Host = hosts[name]
+	for name, b := range balancers {
+		for _, g := range addressGroups(name, b.addrs, b.targets, backed(src)) {
+			g.Host = b.host
 			groups = append(groups, g)
 		}
 	}
