@@ -51,9 +51,9 @@ func RequestToken(ctx context.Context, c client.Client, account types.Namespaced
 const learning = time.Minute
 
 // isLearning reports whether an API server refused a request because its admission does not know the kind of a policy's parameter
-// yet.
+// yet, or has not listed its objects. The reason of such an answer is Invalid, though its message says "is forbidden".
 func isLearning(err error) bool {
-	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "not yet synced to use for admission")
+	return apierrors.IsInvalid(err) && strings.Contains(err.Error(), "failed to configure") && strings.Contains(err.Error(), "paramKind")
 }
 
 // Accepted waits until the server accepts token. server names it in errors.
