@@ -10,8 +10,8 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/export"
-	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 )
 

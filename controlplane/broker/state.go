@@ -3,8 +3,8 @@ package broker
 import (
 	"time"
 
-	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 )
 
 // State describes a running Controller.

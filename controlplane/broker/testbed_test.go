@@ -33,8 +33,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
-	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/await"
 )

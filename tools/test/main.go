@@ -68,7 +68,7 @@ var long = []string{
 	module + "controlplane/broker", module + "tools/bench/dataplane", module + "e2e/bystanders",
 	module + "cmd/isthmusctl", module + "tools/kernels", module + "tools/bench/federation", module + "tools/neutron",
 	module + "bpf/datapath", module + "bpf", smallLab, module + "e2e/gateways", module + "tools/bench/controlplane", module + "e2e/neighbours", module + "tools/scale/simulation",
-	module + "controlplane/broker/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
+	module + "controlplane/internal/liveness", module + "gateway/controller", module + "controlplane/federation/services",
 	module + "controlplane/federation/bootstrap", module + "controlplane/api/access",
 }
 

@@ -17,9 +17,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/export"
-	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )

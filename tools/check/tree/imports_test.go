@@ -195,7 +195,7 @@ var rules = map[string]rule{
 		why:   "it runs beside the broker, without a member's caches and writers",
 	},
 	"liveness stands alone": {
-		who: []string{"controlplane/broker/internal/liveness"}, ban: []string{"controlplane/broker/internal/..."},
+		who: []string{"controlplane/internal/liveness"}, ban: []string{"controlplane/broker/...", "controlplane/federation/..."},
 		why: "evidence of dead members is judged without regard to their exports",
 	},
 	"reconcilers of a federation write through its engine": {

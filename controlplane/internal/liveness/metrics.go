@@ -29,7 +29,10 @@ var (
 func init() { metrics.Registry.MustRegister(memberState, transitions, heartbeat, minimumLive) }
 
 // setStateMetric sets memberState for a member.
-func setStateMetric(id clusterset.ClusterID, state State) {
+func (t *Tracker) setStateMetric(id clusterset.ClusterID, state State) {
+	if t.cfg.Unmetered {
+		return
+	}
 	for s := Live; s <= Dead; s++ {
 		value := 0.0
 		if s == state {
@@ -40,12 +43,18 @@ func setStateMetric(id clusterset.ClusterID, state State) {
 }
 
 // deleteStateMetric removes a member from memberState.
-func deleteStateMetric(id clusterset.ClusterID) {
+func (t *Tracker) deleteStateMetric(id clusterset.ClusterID) {
+	if t.cfg.Unmetered {
+		return
+	}
 	memberState.DeletePartialMatch(prometheus.Labels{"source_cluster": string(id)})
 }
 
 // flag sets a gauge to 1 or 0.
-func flag(g prometheus.Gauge, on bool) {
+func (t *Tracker) flag(g prometheus.Gauge, on bool) {
+	if t.cfg.Unmetered {
+		return
+	}
 	value := 0.0
 	if on {
 		value = 1

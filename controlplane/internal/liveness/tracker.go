@@ -52,7 +52,9 @@ type Config struct {
 	Present func(clusterset.ClusterID) bool
 	// Changed receives each member whose Dead changed. Start's goroutine calls it, one member at a time.
 	Changed func(clusterset.ClusterID)
-	Log     *slog.Logger
+	// Unmetered leaves the metrics of this package alone: they are of one Tracker in a process.
+	Unmetered bool
+	Log       *slog.Logger
 }
 
 // Tracker decides which other members are dead. Any goroutine may call its methods, which never wait for evidence or
@@ -262,7 +264,7 @@ func (t *Tracker) Forget(id clusterset.ClusterID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.members, id)
-	deleteStateMetric(id)
+	t.deleteStateMetric(id)
 }
 
 // Dead reports whether the endpoints of a member must not be used: it is dead, or unproven.
@@ -318,7 +320,7 @@ func (t *Tracker) Paused() error {
 func (t *Tracker) add(id clusterset.ClusterID, now time.Time) *member {
 	m := &member{renewedAt: now, silentSince: now, liveSince: now}
 	t.members[id] = m
-	setStateMetric(id, Live)
+	t.setStateMetric(id, Live)
 	return m
 }
 
@@ -326,8 +328,10 @@ func (t *Tracker) add(id clusterset.ClusterID, now time.Time) *member {
 func (t *Tracker) setState(id clusterset.ClusterID, m *member, to State, now time.Time) {
 	from := m.state
 	m.state, m.since = to, now
-	setStateMetric(id, to)
-	transitions.WithLabelValues(string(id), to.String()).Inc()
+	t.setStateMetric(id, to)
+	if !t.cfg.Unmetered {
+		transitions.WithLabelValues(string(id), to.String()).Inc()
+	}
 	if (from < Unproven) != (to < Unproven) {
 		t.notifyChanged(id)
 	}
@@ -400,7 +404,7 @@ func (t *Tracker) watchOwnLease(ctx context.Context) {
 		unseen = time.Since(last) >= t.cfg.Times.Stale
 		switch {
 		case unseen && !was:
-			flag(heartbeat, false)
+			t.flag(heartbeat, false)
 			t.cfg.Log.Warn(ErrOwnLeaseUnseen.Error())
 		case was && !unseen:
 			t.cfg.Log.Info("this member sees the renewals of its own lease again; members are judged again")

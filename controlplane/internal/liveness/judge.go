@@ -43,7 +43,7 @@ func (t *Tracker) renewedOwn(renewTime, now time.Time) {
 		}
 	}
 	t.own.seenAt = now
-	flag(heartbeat, true)
+	t.flag(heartbeat, true)
 	t.judge(present)
 }
 
@@ -167,7 +167,7 @@ func (t *Tracker) atMinimumLive(present map[clusterset.ClusterID]bool) bool {
 	}
 	was := t.atMinimum
 	t.atMinimum = counted > 1 && stale == counted && renewing == 0
-	flag(minimumLive, t.atMinimum)
+	t.flag(minimumLive, t.atMinimum)
 	switch {
 	case t.atMinimum && !was:
 		t.cfg.Log.Error(ErrMinimumLive.Error(), "count", counted)
