@@ -133,6 +133,15 @@ func TestRollingUpdateOfImpatientServers(t *testing.T) {
 func replaceUnderLoad(t *testing.T, name string, vip netip.Addr) report {
 	t.Helper()
 	s := flow(t, podClient, "--rate", "200", "--timeout", "3s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
+	if err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error { // a may know one of the old servers only
+		r, err := sample(ctx, vip)
+		if err == nil && len(r.Backends) != 2 {
+			err = fmt.Errorf("%s leads to %v, want 2 servers", vip, r.Backends)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
 	for _, args := range [][]string{
 		{"rollout", "restart", "deployment/" + name},
 		{"rollout", "status", "deployment/" + name, "--timeout", "90s"},
