@@ -72,6 +72,75 @@ func TestFederation(t *testing.T) {
 	take := policyTravels(t)
 	t.Run("a leader dies", leaderDies)
 	take()
+	t.Run("near servers", nearServers)
+	t.Run("a child dies", childDies)
+}
+
+// clusterIPOf returns the ClusterIP of the federated Service pods in a.
+func clusterIPOf(t *testing.T) string {
+	t.Helper()
+	var svc corev1.Service
+	if err := bed.Get(t.Context(), "a", "/api/v1/namespaces/"+testbed.Namespace+"/services/pods", &svc); err != nil {
+		t.Fatal(err)
+	}
+	return svc.Spec.ClusterIP
+}
+
+// nearServers: the member Service in a asks for near endpoints. kube-proxy in a then leads to those of a alone.
+func nearServers(t *testing.T) {
+	target := "http://" + clusterIPOf(t)
+	for _, step := range []struct {
+		distribution string
+		by           []string
+	}{{`"PreferClose"`, []string{"a"}}, {"null", everywhere}} {
+		patch := `{"spec":{"trafficDistribution":` + step.distribution + `}}`
+		if _, err := bed.Kubectl(t.Context(), "a", "patch", "service", "pods-of-a", "--namespace", namespace, "--type", "merge", "--patch", patch); err != nil {
+			t.Fatal(err)
+		}
+		if err := answeredBy(t.Context(), clientIn("a"), "--url", target, step.by...); err != nil {
+			t.Errorf("trafficDistribution %s: %v", step.distribution, err)
+		}
+	}
+}
+
+// childDies: nothing of the guest answers any more, neither its API server nor its servers. kube-proxy in a then leads to the others alone, until
+// the guest is back.
+func childDies(t *testing.T) {
+	ctx := context.WithoutCancel(t.Context())
+	target := "http://" + clusterIPOf(t)
+	<-time.After(15 * time.Second) // until leaders have tried the guest's servers
+	guest := clusterOf(t, testbed.Guest)
+	machines := []string{guest.Name}
+	for _, n := range guest.Nodes {
+		machines = append(machines, n.Name)
+	}
+	revive := func() (errs error) {
+		for _, at := range machines {
+			_, err := bed.Node(ctx, at, "nft", "delete", "table", "inet", "dead")
+			errs = errors.Join(errs, err)
+		}
+		return errs
+	}
+	for _, at := range machines {
+		cmd := bed.Lab.NodeCommand(ctx, at, "nft", "-f", "-")
+		cmd.Stdin = strings.NewReader("table inet dead {\n chain in { type filter hook prerouting priority -300; iifname eth0 drop; }\n}\n")
+		if _, err := process.Output(cmd); err != nil {
+			t.Fatal(errors.Join(err, revive()))
+		}
+	}
+	began := time.Now()
+	if err := answeredBy(ctx, clientIn("a"), "--url", target, testbed.Members()...); err != nil {
+		t.Error(err)
+	}
+	t.Logf("a leads to %v alone after %s", testbed.Members(), time.Since(began).Round(time.Second/10))
+	if err := revive(); err != nil {
+		t.Fatal(err)
+	}
+	began = time.Now()
+	if err := answeredBy(ctx, clientIn("a"), "--url", target, everywhere...); err != nil {
+		t.Error(err)
+	}
+	t.Logf("the guest is back after %s", time.Since(began).Round(time.Second/10))
 }
 
 // policyTravels federates a policy of the guest, and waits until all clusters have it. The returned function removes it, and
@@ -177,8 +246,7 @@ func offerServices(t *testing.T, member string) error {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	node := clusterOf(t, member).Nodes[0]
-	at := node.IPv4.As4() // 10.200.0.11 has 10.200.0.111 and 10.200.0.211
-	external, balancer := netip.AddrFrom4([4]byte{at[0], at[1], at[2], at[3] + 100}).String(), netip.AddrFrom4([4]byte{at[0], at[1], at[2], at[3] + 200}).String()
+	external, balancer := addressOf(node, 100), addressOf(node, 200) // 10.200.0.11 has 10.200.0.111 and 10.200.0.211
 	for _, address := range []string{external, balancer} {
 		if _, err := bed.Node(ctx, node.Name, "ip", "address", "replace", address+"/32", "dev", "eth0"); err != nil {
 			return err
@@ -216,6 +284,12 @@ func offerServices(t *testing.T, member string) error {
 	return err
 }
 
+// addressOf returns the address that lies after an address of a node.
+func addressOf(node topology.Node, after byte) string {
+	at := node.IPv4.As4()
+	return netip.AddrFrom4([4]byte{at[0], at[1], at[2], at[3] + after}).String()
+}
+
 // machine starts a server that is no pod, and returns its address. Its port is 8088.
 func machine(t *testing.T) (string, error) {
 	t.Helper()
@@ -250,7 +324,11 @@ func federate(t *testing.T) {
 			t.Errorf("the federation left %v: %v", left, err)
 		}
 	})
-	if err := run(append([]string{"create", "--clusterset", "clusterset"}, all...)...); err != nil {
+	create := []string{"create", "--clusterset", "clusterset", "--open-grants"}
+	for _, m := range append(testbed.Members(), testbed.Guest) {
+		create = append(create, "--external-cidr", m+"="+addressOf(clusterOf(t, m).Nodes[0], 100)+"/32")
+	}
+	if err := run(append(create, all...)...); err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range append(testbed.Members(), testbed.Guest) { // nodes of the guest serve no address outside of its ranges either

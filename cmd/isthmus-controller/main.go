@@ -51,6 +51,7 @@ type settings struct {
 	logFormat        string
 	logLevel         slog.Level
 	federation       bool
+	probes           bool
 	machines, clouds string
 	quotaController  bool
 	aggregateGrace   time.Duration
@@ -121,6 +122,7 @@ func bindFlags(f *pflag.FlagSet, s *settings) {
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
 	s.http.Bind(f)
 	f.BoolVar(&s.federation, "federation", false, "also run the federation's controller, configured by this cluster's Federation object")
+	f.BoolVar(&s.probes, "federation-probes", true, "try now and then, and when a member is silent, whether a few endpoints of each member accept connections; without, only agents tell that a silent member's endpoints are dead, or five minutes")
 	f.BoolVar(&s.quotaController, "quota-controller", false, "run the quota controller of the broker in --namespace, and nothing else")
 	f.DurationVar(&s.aggregateGrace, "aggregate-grace", quotacontroller.DefaultGrace, "how long the quota controller keeps an aggregate without an export record")
 	f.StringVar(&s.lighthouse, "lighthouse-bridge", "", "namespace of Submariner's broker: run the bridge between it and the broker in --namespace, and nothing else")
@@ -219,9 +221,13 @@ func newFederation(s settings, local *rest.Config, machines func(context.Context
 	if err != nil {
 		return nil, fmt.Errorf("name this process: %w", err)
 	}
+	var probe federation.Probe // nil tries handshakes
+	if !s.probes {
+		probe = federation.NoProbe
+	}
 	return federation.New(federation.Config{
 		Local: local, Namespace: s.namespace, Pod: pod, Times: federation.Scaled(s.broker.TimeScale),
-		Reconcilers: federation.Reconcilers(s.namespace, s.broker.TimeScale, log), Machines: machines, Log: log,
+		Reconcilers: federation.Reconcilers(s.namespace, s.broker.TimeScale, probe, log), Machines: machines, Log: log,
 	})
 }
 

@@ -3,14 +3,17 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
@@ -42,6 +45,7 @@ type clusters struct {
 	timeout                        time.Duration
 	namespace                      string
 	supervisors, children, servers []string // each ID=VALUE
+	external                       []string // each ID=CIDR
 }
 
 func (c *clusters) bind(cmd *cobra.Command) {
@@ -53,10 +57,12 @@ func (c *clusters) bind(cmd *cobra.Command) {
 	f.DurationVar(&c.timeout, "timeout", defaultTimeout, "timeout of a request to an API server")
 }
 
-// bindServers binds the flag of members' URLs.
-func (c *clusters) bindServers(cmd *cobra.Command) {
+// bindMembers binds the flags of members.
+func (c *clusters) bindMembers(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&c.servers, "server", nil,
 		"URL at which supervisors reach a member's API server, ID=URL, repeatable (default: the known one, initially that of the kubeconfig)")
+	cmd.Flags().StringArrayVar(&c.external, "external-cidr", nil,
+		"network of a member's own addresses outside of it, for spec.externalIPs of its Services, ID=CIDR, repeatable (default: the known ones)")
 }
 
 // reach connects to each of the clusters.
@@ -67,6 +73,15 @@ func (c *clusters) reach() ([]bootstrap.Cluster, error) {
 		id, server, err := pair("server", text)
 		errs = append(errs, err, checkURL("server", server))
 		servers[id] = server
+	}
+	external := map[string][]string{}
+	for _, text := range c.external {
+		id, network, err := pair("external-cidr", text)
+		if p, parseErr := netip.ParsePrefix(network); err == nil && (parseErr != nil || p != p.Masked()) {
+			err = fmt.Errorf("--external-cidr %s: %q is not a CIDR without host bits; give one such as %s=192.0.2.0/24", text, network, id)
+		}
+		errs = append(errs, err)
+		external[id] = append(external[id], network)
 	}
 	var all []bootstrap.Cluster
 	for i, text := range slices.Concat(c.supervisors, c.children) {
@@ -85,13 +100,17 @@ func (c *clusters) reach() ([]bootstrap.Cluster, error) {
 			errs = append(errs, fmt.Errorf("--%s %s: %w", flag, text, err))
 			continue
 		}
-		cluster.Supervisor, cluster.Server = supervisor, servers[id]
+		cluster.Supervisor, cluster.Server, cluster.ExternalCIDRs = supervisor, servers[id], external[id]
 		delete(servers, id)
+		delete(external, id)
 		all = append(all, cluster)
 	}
 	if len(errs) == 0 || errors.Join(errs...) == nil {
 		for id := range servers {
 			errs = append(errs, fmt.Errorf("--server %s=%s: no --supervisor or --child names cluster %s", id, servers[id], id))
+		}
+		for id, networks := range external {
+			errs = append(errs, fmt.Errorf("--external-cidr %s=%s: no --supervisor or --child names cluster %s", id, networks[0], id))
 		}
 	}
 	return all, errors.Join(errs...)
@@ -124,24 +143,54 @@ func pair(flag, text string) (id, value string, err error) {
 
 func federationCreateCommand() *cobra.Command {
 	var c clusters
-	var clusterSet string
+	var f formation
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Form a federation of clusters",
 		Long: `Form a federation of clusters: each cluster gets an id and, for every supervisor, an account with a leader's rights.
 Supervisors get the tokens of these accounts and a Federation that names all members.
 
+If the Federation has no grants, the command proposes those for what takes part now, and asks before it writes them: nothing else
+may join a federated Service or be replicated then, until you change spec.grants. With --open-grants the annotation of any Service or
+policy suffices.
+
 The command writes only after it has read and checked all clusters. Run it again to complete an interrupted run, and
 to update the clusters after an upgrade.`,
 		Example: `  isthmusctl federation create --clusterset prod --supervisor a=ctx-a --supervisor b=ctx-b --child c=ctx-c
   isthmusctl federation create --clusterset prod --supervisor a=ctx-a --server a=https://192.0.2.11:6443`,
 		Args: usage.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return form(cmd, &c, clusterSet) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !f.open {
+				f.grants = func(proposed []federationv1alpha1.Grant) error { return askGrants(cmd, f.yes, proposed) }
+			}
+			return form(cmd, &c, f)
+		},
 	}
 	c.bind(cmd)
-	c.bindServers(cmd)
-	cmd.Flags().StringVar(&clusterSet, "clusterset", "", "name of the ClusterSet (default: the one in the clusters)")
+	c.bindMembers(cmd)
+	cmd.Flags().StringVar(&f.clusterSet, "clusterset", "", "name of the ClusterSet (default: the one in the clusters)")
+	cmd.Flags().BoolVar(&f.open, "open-grants", false, "write no grants: any annotated Service or policy takes part")
+	cmd.Flags().BoolVar(&f.yes, "yes", false, "write the proposed grants without asking")
 	return cmd
+}
+
+// formation is how federation create forms a federation.
+type formation struct {
+	clusterSet string
+	open, yes  bool
+	grants     func(proposed []federationv1alpha1.Grant) error // see bootstrap.Formation
+}
+
+// askGrants shows the proposed grants and asks whether to write them.
+func askGrants(cmd *cobra.Command, yes bool, proposed []federationv1alpha1.Grant) error {
+	text, err := yaml.Marshal(map[string]any{"grants": proposed})
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(cmd.OutOrStdout(), "only what takes part now may do so, by spec.grants of the Federation:\n%s", text); err != nil {
+		return err
+	}
+	return confirm(cmd, yes, "Write these grants? (--open-grants writes none, and anybody may take part)")
 }
 
 func federationAddCommand() *cobra.Command {
@@ -153,19 +202,19 @@ func federationAddCommand() *cobra.Command {
 supervisor give every member, because it gets an account in each.`,
 		Example: `  isthmusctl federation add --child d=ctx-d --supervisor a=ctx-a --supervisor b=ctx-b`,
 		Args:    usage.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return form(cmd, &c, "") },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return form(cmd, &c, formation{}) },
 	}
 	c.bind(cmd)
-	c.bindServers(cmd)
+	c.bindMembers(cmd)
 	return cmd
 }
 
-func form(cmd *cobra.Command, c *clusters, clusterSet string) error {
+func form(cmd *cobra.Command, c *clusters, f formation) error {
 	all, err := c.reach()
 	if err != nil {
 		return err
 	}
-	formed, err := bootstrap.Form(cmd.Context(), bootstrap.Formation{ClusterSet: clusterSet, Namespace: c.namespace, Clusters: all})
+	formed, err := bootstrap.Form(cmd.Context(), bootstrap.Formation{ClusterSet: f.clusterSet, Namespace: c.namespace, Clusters: all, Grants: f.grants})
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/grants"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
@@ -84,7 +85,7 @@ func (c *policiesConfig) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	config := policies.Config{Kinds: policies.Kinds(f.Spec.Policies), Namespace: c.namespace}
+	config := policies.Config{Kinds: policies.Kinds(f.Spec.Policies), Namespace: c.namespace, Grants: grants.New(f.Spec)}
 	for _, p := range proposals {
 		if !config.Travels(p.Object) {
 			return fmt.Errorf("%s: %s is not a kind that the Federation replicates, or it lacks the annotation %s: \"true\"; see spec.policies.kinds of the Federation",

@@ -27,7 +27,8 @@ func federationStatusCommand() *cobra.Command {
 		Short: "Show the members of a federation as a supervisor sees them",
 		Long: `Show the members of a federation as a supervisor sees them: the leader of each and its epoch, whether the member is
 reachable, and the numbers of its federated Services, replicated policies and held withdrawals. The exit code is 0 if
-every member is reachable, has a leader and is in sync, and the supervisor's controller is live; otherwise it is 1.`,
+every member is reachable, has a leader and is in sync, all supervisors have the same settings, and the supervisor's controller is
+live; otherwise it is 1.`,
 		Example: `  isthmusctl federation status --context ctx-a
   isthmusctl federation status --context ctx-a -o json`,
 		Args: usage.NoArgs,
@@ -47,6 +48,11 @@ every member is reachable, has a leader and is in sync, and the supervisor's con
 			living, err := silence(cmd.Context(), c, namespace, time.Now())
 			if err != nil {
 				return err
+			}
+			if c := meta.FindStatusCondition(f.Status.Conditions, federationv1alpha1.ConditionGrantsOpen); c != nil && c.Status == metav1.ConditionTrue {
+				if _, err := fmt.Fprintln(cmd.ErrOrStderr(), "note: "+c.Message); err != nil {
+					return err
+				}
 			}
 			return errors.Join(tables.Write(cmd.OutOrStdout(), members, format), living, members.unready(f))
 		},
@@ -119,6 +125,9 @@ func statusOf(f *federationv1alpha1.Federation) memberTable {
 func (t memberTable) unready(f *federationv1alpha1.Federation) error {
 	var errs []error
 	if c := meta.FindStatusCondition(f.Status.Conditions, federationv1alpha1.ConditionReady); c != nil && c.Status == metav1.ConditionFalse {
+		errs = append(errs, errors.New(c.Message))
+	}
+	if c := meta.FindStatusCondition(f.Status.Conditions, federationv1alpha1.ConditionSettingsDiffer); c != nil {
 		errs = append(errs, errors.New(c.Message))
 	}
 	for _, m := range t {

@@ -460,6 +460,13 @@ func TestWipedMember(t *testing.T) {
 // A member Service gets external IPs, and then a type that cannot be federated.
 func TestMemberServiceChangesType(t *testing.T) {
 	w := newTestbed(t)
+	for _, id := range ids[:2] {
+		w.edit(id, func(spec *federationv1alpha1.FederationSpec) {
+			for i := range spec.Members {
+				spec.Members[i].ExternalCIDRs = []string{"203.0.113.0/24"}
+			}
+		})
+	}
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	w.offer("b", "web", "10.2.0.1")

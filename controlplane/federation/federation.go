@@ -31,6 +31,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/controlplane/federation/engine"
@@ -41,6 +42,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 	"github.com/isthmus-net/isthmus/controlplane/internal/credential"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
@@ -58,17 +60,28 @@ const NotFormed = "there is no Federation; run isthmusctl federation create"
 var scheme = runtime.NewScheme()
 
 func init() {
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1beta1.Install, about.AddToScheme, federationv1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1beta1.Install, about.AddToScheme, federationv1alpha1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			panic(err) // the kinds are fixed
 		}
 	}
 }
 
+// probe is the interval between two probes of a member.
+const probe = 2500 * time.Millisecond
+
+// living are the times of liveness. A dead member's endpoints are gone within the time of a Lease: 7.5 s until its API server is known
+// not to answer, and two probes of its endpoints.
+var living = func() liveness.Times {
+	t := liveness.DefaultTimes()
+	t.Renew, t.Stale, t.ProbeEvery = probe, 3*probe, probe
+	return t
+}()
+
 // Scaled returns the default times, multiplied by factor, for drills.
 func Scaled(factor float64) engine.Times {
 	scaled, d := timescale.Factor(factor).Scale, election.DefaultTimes
-	return engine.Times{Times: election.Times{Lease: scaled(d.Lease), Renew: scaled(d.Renew), Retry: scaled(d.Retry)}, Probe: scaled(5 * time.Second)}
+	return engine.Times{Times: election.Times{Lease: scaled(d.Lease), Renew: scaled(d.Renew), Retry: scaled(d.Retry)}, Probe: scaled(probe), Liveness: living.Scale(timescale.Factor(factor))}
 }
 
 // Config describes the cluster and its process.
@@ -101,7 +114,7 @@ func (c Config) Validate() error {
 		{"Pod", c.Pod == ""},
 		{"Reconcilers", c.Reconcilers == nil},
 		{"Log", c.Log == nil},
-		{"Times", c.Times.Lease <= 0 || c.Times.Renew <= 0 || c.Times.Retry <= 0 || c.Times.Probe <= 0},
+		{"Times", c.Times.Lease <= 0 || c.Times.Renew <= 0 || c.Times.Retry <= 0 || c.Times.Probe <= 0 || c.Times.Liveness.Validate() != nil},
 	} {
 		if field.missing {
 			errs = append(errs, fmt.Errorf("federation config: %s is missing", field.name))
@@ -122,7 +135,7 @@ type Federation struct {
 	mu      sync.Mutex
 	engine  *engine.Engine
 	cluster clusterset.ClusterID              // the id that the engine has
-	spec    federationv1alpha1.FederationSpec // the spec that the engine has, without members
+	spec    federationv1alpha1.FederationSpec // the spec that the engine has; of members only external networks
 	problem string                            // why this cluster leads no member, and the remedy
 
 	released withdrawal.Releases // releases that were handled; used by reconcile only
@@ -324,10 +337,15 @@ func (f *Federation) work(ctx context.Context, id clusterset.ClusterID, federati
 	return err
 }
 
-// ensureEngine replaces the engine if the cluster's id or the spec has changed, members excluded.
+// ensureEngine replaces the engine if the cluster's id or the spec has changed, members excluded but for their external networks.
 func (f *Federation) ensureEngine(ctx context.Context, id clusterset.ClusterID, federation *federationv1alpha1.Federation) error {
 	spec := *federation.Spec.DeepCopy()
 	spec.Members = nil
+	for _, m := range federation.Spec.Members {
+		if len(m.ExternalCIDRs) > 0 {
+			spec.Members = append(spec.Members, federationv1alpha1.MemberCluster{ClusterID: m.ClusterID, ExternalCIDRs: m.ExternalCIDRs})
+		}
+	}
 	f.mu.Lock()
 	same := f.engine != nil && f.cluster == id && reflect.DeepEqual(spec, f.spec)
 	f.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
@@ -52,7 +53,7 @@ func TestMissingRight(t *testing.T) {
 	}
 	some := []rbacv1.PolicyRule{
 		everything("", "*"), everything("discovery.k8s.io", "*"), everything("multicluster.x-k8s.io", "*"), everything("events.k8s.io", "*"),
-		everything("coordination.k8s.io", "*"), everything(federationv1alpha1.GroupVersion.Group, "*"),
+		everything("coordination.k8s.io", "*"), everything(federationv1alpha1.GroupVersion.Group, "*"), everything(v1alpha1.GroupVersion.Group, "*"),
 	}
 	w.rights("a", "c", some...)
 	w.supervise("a", "one")

@@ -21,6 +21,7 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation/engine"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
@@ -132,7 +133,7 @@ func holding(members []federationv1alpha1.MemberStatus) *metav1.Condition {
 	if len(texts) == 0 {
 		return nil
 	}
-	return &metav1.Condition{Type: federationv1alpha1.ConditionHolding, Status: metav1.ConditionTrue, Reason: reasonHeld, Message: strings.Join(texts, "; ")}
+	return &metav1.Condition{Status: metav1.ConditionTrue, Reason: reasonHeld, Message: strings.Join(texts, "; ")}
 }
 
 // describe sets status to the current state.
@@ -144,7 +145,7 @@ func (w *statusWriter) describe(status *federationv1alpha1.FederationStatus, of 
 	for _, m := range state.Members {
 		is := federationv1alpha1.MemberStatus{
 			ClusterID: string(m.ID), ClusterUID: m.UID, Leader: m.Leader, Epoch: m.Epoch, Reachable: m.Reachable, Supervisor: m.Supervisor,
-			Message: cmp.Or(m.Problem, m.Stuck), Services: int64(m.Counts["services"]), Policies: int64(m.Counts["policies"]), Held: int64(m.Held),
+			Message: cmp.Or(m.Problem, m.Stuck) + buried(m), Services: int64(m.Counts["services"]), Policies: int64(m.Counts["policies"]), Held: int64(m.Held),
 		}
 		i := slices.IndexFunc(before, func(b federationv1alpha1.MemberStatus) bool { return b.ClusterID == is.ClusterID })
 		if i >= 0 && is.ClusterUID == "" {
@@ -155,11 +156,68 @@ func (w *statusWriter) describe(status *federationv1alpha1.FederationStatus, of 
 	condition := ready(state)
 	condition.ObservedGeneration = of.Generation
 	meta.SetStatusCondition(&status.Conditions, condition)
-	if c := holding(status.Members); c != nil {
-		c.ObservedGeneration = of.Generation
-		meta.SetStatusCondition(&status.Conditions, *c)
-	} else {
-		meta.RemoveStatusCondition(&status.Conditions, federationv1alpha1.ConditionHolding)
+	for _, is := range []struct {
+		kind      string
+		condition *metav1.Condition // nil: absent
+	}{
+		{federationv1alpha1.ConditionHolding, holding(status.Members)},
+		{federationv1alpha1.ConditionSettingsDiffer, differing(of.Spec, state)},
+		{federationv1alpha1.ConditionGrantsOpen, open(of.Spec)},
+	} {
+		if is.condition == nil {
+			meta.RemoveStatusCondition(&status.Conditions, is.kind)
+			continue
+		}
+		is.condition.Type, is.condition.ObservedGeneration = is.kind, of.Generation
+		meta.SetStatusCondition(&status.Conditions, *is.condition)
+	}
+}
+
+// buried says that a member's endpoints are not used.
+func buried(m engine.MemberState) string {
+	if !m.Dead {
+		return ""
+	}
+	return "; its endpoints do not answer either, so federated Services no longer lead there"
+}
+
+// differing returns the condition that other supervisors have other settings, nil if none is known to.
+func differing(spec federationv1alpha1.FederationSpec, state State) *metav1.Condition {
+	mine := member.SettingsOf(spec)
+	var texts []string
+	for _, m := range state.Members {
+		switch fields := mine.Differences(m.Settings); {
+		case m.ID == state.Cluster:
+		case m.Settings.Denied:
+			texts = append(texts, fmt.Sprintf("supervisor %s does not let others read its Federation; run isthmusctl federation create again, which gives the right", m.ID))
+		case len(fields) > 0:
+			texts = append(texts, fmt.Sprintf("supervisor %s has another value of spec.%s", m.ID, strings.Join(fields, ", spec.")))
+		}
+	}
+	if len(texts) == 0 {
+		return nil
+	}
+	return &metav1.Condition{
+		Status: metav1.ConditionTrue, Reason: "OtherSettings",
+		Message: strings.Join(texts, "; ") + "; what leaders write depends on the supervisor that leads a member: make the Federations the same",
+	}
+}
+
+// open returns the condition about spec.grants, nil in a cluster that leads no member.
+func open(spec federationv1alpha1.FederationSpec) *metav1.Condition {
+	if len(spec.Members) == 0 {
+		return nil
+	}
+	if spec.Grants == nil {
+		return &metav1.Condition{
+			Status: metav1.ConditionTrue, Reason: "NoGrants",
+			Message: "spec.grants is absent, so any namespace of any member joins any federated Service, and any annotated policy is replicated; " +
+				"set it, or run isthmusctl federation create again, which proposes the grants for what is there",
+		}
+	}
+	return &metav1.Condition{
+		Status: metav1.ConditionFalse, Reason: "Granted",
+		Message: fmt.Sprintf("spec.grants has %d grants; what none of them allows is refused", len(spec.Grants)),
 	}
 }
 

@@ -32,6 +32,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/await"
 )
@@ -66,6 +67,7 @@ type testbed struct {
 	gates   map[string]*apitest.Gate // "FROM TO"
 	vips    bool                     // there are ClusterSetIPs
 	refuses bool                     // a member refuses something, which is tried for ever
+	probe   federation.Probe         // of endpoints, which nobody has here
 }
 
 // newTestbed forms a federation of a, b and c as isthmusctl does, with real accounts and rights. Between supervisors and
@@ -76,7 +78,7 @@ func newTestbed(t *testing.T) *testbed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &testbed{t: t, admin: map[clusterset.ClusterID]client.WithWatch{}, gates: map[string]*apitest.Gate{}}
+	w := &testbed{t: t, admin: map[clusterset.ClusterID]client.WithWatch{}, gates: map[string]*apitest.Gate{}, probe: answering}
 	for _, id := range ids {
 		c, err := client.NewWithWatch(servers[id].Config(t), client.Options{Scheme: scheme})
 		if err != nil {
@@ -198,7 +200,7 @@ func (w *testbed) supervise(id clusterset.ClusterID, pod string) (*federation.Fe
 func (w *testbed) superviseWith(id clusterset.ClusterID, pod string, guards float64) (*federation.Federation, func()) {
 	w.t.Helper()
 	config := configOf(servers[id].Config(w.t), pod, w.log(id))
-	config.Reconcilers = federation.Reconcilers(namespace, guards, config.Log)
+	config.Reconcilers = federation.Reconcilers(namespace, guards, w.probe, config.Log)
 	f, err := federation.New(config)
 	if err != nil {
 		w.t.Fatal(err)
@@ -236,9 +238,12 @@ func newFederation(local *rest.Config, pod string, log *slog.Logger) (*federatio
 func configOf(local *rest.Config, pod string, log *slog.Logger) federation.Config {
 	return federation.Config{
 		Local: local, Namespace: namespace, Pod: pod, Times: federation.Scaled(factor),
-		Reconcilers: federation.Reconcilers(namespace, factor, log), Log: log,
+		Reconcilers: federation.Reconcilers(namespace, factor, answering, log), Log: log,
 	}
 }
+
+// answering is a probe of endpoints that all answer.
+func answering(context.Context, []netip.AddrPort) liveness.Verdict { return liveness.Answering }
 
 // offer creates a Service that is a member of the global federated Service name, with endpoints of one family. The
 // endpoints come first, so that everything becomes visible at once.

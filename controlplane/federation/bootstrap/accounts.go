@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
@@ -44,7 +45,7 @@ func rules(c client.Client, kinds []federationv1alpha1.PolicyKind) []rbacv1.Poli
 		{APIGroups: []string{"multicluster.x-k8s.io"}, Resources: []string{"serviceimports"}, Verbs: all},
 		{APIGroups: []string{"multicluster.x-k8s.io"}, Resources: []string{"serviceimports/status"}, Verbs: []string{"patch"}},
 		{APIGroups: []string{""}, Resources: []string{"namespaces", "nodes"}, Verbs: read},
-		{APIGroups: []string{federationv1alpha1.GroupVersion.Group}, Resources: []string{"clusterclaims"}, Verbs: read},
+		{APIGroups: []string{federationv1alpha1.GroupVersion.Group}, Resources: []string{"clusterclaims", "federations"}, Verbs: read},
 		{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 	}
 	for _, kind := range kinds {
@@ -67,6 +68,7 @@ func roles(c client.Client, namespace string, member clusterset.ClusterID, kinds
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{string(member)}, Verbs: []string{"get", "update"}},
 			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: all},
+			{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{"nodereports"}, Verbs: []string{"get", "list", "watch"}},
 		}},
 	}
 }

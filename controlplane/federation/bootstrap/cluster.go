@@ -28,6 +28,8 @@ type Cluster struct {
 	Server string
 	Host   string // of the administrator's own kubeconfig
 	CA     []byte // in PEM; empty means the certificates that the system trusts
+	// ExternalCIDRs are the networks of the cluster's own addresses outside of it; nil keeps the existing ones.
+	ExternalCIDRs []string
 }
 
 // wrap adds the cluster to err.

@@ -30,6 +30,9 @@ type Formation struct {
 	Namespace string
 	// Clusters are the new clusters and every supervisor; with a new supervisor, also every member.
 	Clusters []Cluster
+	// Grants, if not nil, is asked before anything is written whether the Federation gets spec.grants, if it has none. What it is given
+	// allows only what takes part now. An error of it is returned. Nil leaves the Federation without.
+	Grants func(proposed []federationv1alpha1.Grant) error
 }
 
 // Formed is the result of Form.
@@ -64,6 +67,12 @@ func Form(ctx context.Context, f Formation) (Formed, error) {
 			return Formed{}, found.wrap(err)
 		}
 	}
+	granted := s.grants()
+	if granted == nil && f.Grants != nil {
+		if granted, err = s.close(ctx, f.Grants); err != nil {
+			return Formed{}, err
+		}
+	}
 	for i, found := range s.clusters {
 		if err := definitions[i].Apply(ctx, found.Client); err != nil {
 			return Formed{}, found.wrap(err)
@@ -84,7 +93,7 @@ func Form(ctx context.Context, f Formation) (Formed, error) {
 		}
 	}
 	for _, found := range s.clusters {
-		if err := s.writeFederation(ctx, found, formed.ClusterSet); err != nil {
+		if err := s.writeFederation(ctx, found, formed.ClusterSet, granted); err != nil {
 			return Formed{}, found.wrap(err)
 		}
 	}
@@ -110,8 +119,13 @@ func (s *survey) plan(ctx context.Context, clusterSet string) (Formed, error) {
 		if err != nil {
 			return formed, found.wrap(err)
 		}
+		external := found.ExternalCIDRs
+		if external == nil {
+			external = known.ExternalCIDRs
+		}
 		s.members[found.ID] = federationv1alpha1.MemberCluster{
 			ClusterID: string(found.ID), Server: server, Secret: secretPrefix + string(found.ID), ClusterUID: found.uid,
+			ExternalCIDRs: external,
 		}
 		if found.Supervisor {
 			s.supervisors[found.ID] = true
@@ -258,8 +272,21 @@ func hasClaim(ctx context.Context, c client.Client, claim string) (bool, error) 
 	return err == nil, nil
 }
 
-// writeFederation writes the Federation of a cluster. Fields that users set, members excluded, stay.
-func (s *survey) writeFederation(ctx context.Context, found *surveyed, clusterSet string) error {
+// close returns the proposed grants if ask agrees. What a member has decides them, so every member is needed.
+func (s *survey) close(ctx context.Context, ask func([]federationv1alpha1.Grant) error) ([]federationv1alpha1.Grant, error) {
+	if err := s.need(slices.Sorted(maps.Keys(s.members)), "what it has decides the grants; or leave the federation open"); err != nil {
+		return nil, err
+	}
+	proposed, err := s.propose(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return proposed, ask(proposed)
+}
+
+// writeFederation writes the Federation of a cluster, of a supervisor with grants unless it has its own. Fields that users set, members
+// excluded, stay.
+func (s *survey) writeFederation(ctx context.Context, found *surveyed, clusterSet string, grants []federationv1alpha1.Grant) error {
 	f := &federationv1alpha1.Federation{
 		ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName},
 		Spec:       federationv1alpha1.FederationSpec{ClusterSet: clusterSet},
@@ -268,6 +295,10 @@ func (s *survey) writeFederation(ctx context.Context, found *surveyed, clusterSe
 		f.Labels = admin.Ours()
 	}
 	if found.Supervisor {
+		f.Spec.Grants = grants
+		if found.federation != nil && found.federation.Spec.Grants != nil {
+			f.Spec.Grants = found.federation.Spec.Grants
+		}
 		f.Spec.Members = slices.SortedFunc(maps.Values(s.members), func(a, b federationv1alpha1.MemberCluster) int {
 			return strings.Compare(a.ClusterID, b.ClusterID)
 		})

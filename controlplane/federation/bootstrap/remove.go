@@ -124,7 +124,7 @@ func (s *survey) forget(ctx context.Context, found *surveyed, id clusterset.Clus
 		return nil
 	}
 	found.Supervisor = true
-	if err := s.writeFederation(ctx, found, found.federation.Spec.ClusterSet); err != nil {
+	if err := s.writeFederation(ctx, found, found.federation.Spec.ClusterSet, nil); err != nil {
 		return err
 	}
 	return admin.DeleteOwn(ctx, found.Client, &corev1.Secret{ObjectMeta: secretMeta(secretPrefix + string(id))})

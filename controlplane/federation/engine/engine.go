@@ -26,6 +26,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 )
 
 // Times are the times of elections and the interval between two probes of a member.
@@ -33,6 +34,8 @@ type Times struct {
 	election.Times
 
 	Probe time.Duration
+	// Liveness are the times of package liveness, in which an answer of a member's API server is a renewal.
+	Liveness liveness.Times
 }
 
 // Config describes an Engine. All fields are required, but for LastingReasons.
@@ -54,8 +57,9 @@ type Config struct {
 
 // Engine runs one set of Reconcilers. A changed Federation spec needs a new Engine.
 type Engine struct {
-	cfg     Config
-	limiter syncLimiter
+	cfg      Config
+	limiter  syncLimiter
+	liveness *liveness.Tracker
 
 	running sync.WaitGroup
 	ctx     context.Context //nolint:containedctx // members come and go while it runs
@@ -70,6 +74,9 @@ type Engine struct {
 func New(ctx context.Context, cfg Config) *Engine {
 	e := &Engine{cfg: cfg, limiter: newSyncLimiter(), members: map[clusterset.ClusterID]*managedMember{}, queues: map[*queue]bool{}}
 	e.ctx, e.cancel = context.WithCancel(ctx)
+	e.liveness = e.newTracker()
+	e.running.Go(func() { _ = e.liveness.Start(e.ctx) }) // which never fails
+	e.running.Go(e.reachEndpoints)
 	for i, r := range cfg.Reconcilers {
 		if runner, ok := r.(reconcile.Runner); ok {
 			e.running.Go(func() {
@@ -130,6 +137,7 @@ func (e *Engine) removeExcept(wanted []federationv1alpha1.MemberCluster) {
 	for _, m := range removed {
 		m.cancel()
 		<-m.ended
+		e.liveness.Forget(m.ID())
 		memberReachable.DeleteLabelValues(string(m.ID()))
 		memberLed.DeleteLabelValues(string(m.ID()))
 		for i := range e.cfg.Reconcilers {

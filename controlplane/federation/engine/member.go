@@ -6,11 +6,13 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
@@ -34,10 +36,14 @@ type view struct {
 	*member.Member
 	*objectcache.Cache
 
+	isDead  func(clusterset.ClusterID) bool
 	watches []reconcile.Watch
 	keys    memo[[]reconcile.Key] // sharedKeys
 	count   memo[int]             // counted
 }
+
+// Dead is part of reconcile.Member.
+func (v *view) Dead() bool { return v.isDead(v.ID()) }
 
 // add starts to manage one more member. pinned is the uid of the cluster that was last seen under its id.
 func (e *Engine) add(spec federationv1alpha1.MemberCluster, pinned string) (*managedMember, error) {
@@ -45,6 +51,7 @@ func (e *Engine) add(spec federationv1alpha1.MemberCluster, pinned string) (*man
 	var err error
 	m.Member, err = member.New(member.Config{
 		Scheme: e.cfg.Scheme, Namespace: federationv1alpha1.SecretNamespace, Interval: e.cfg.Times.Probe, Log: e.cfg.Log, Changed: e.reachabilityChanged,
+		Answered: func(m *member.Member) { e.liveness.Renewed(m.ID(), time.Now()) },
 	}, spec, pinned)
 	if err != nil {
 		return nil, err
@@ -67,13 +74,14 @@ func (e *Engine) add(spec federationv1alpha1.MemberCluster, pinned string) (*man
 	e.mu.Lock()
 	e.members[m.ID()] = m
 	e.mu.Unlock()
+	e.liveness.Expect(m.ID())
 	e.running.Go(func() { e.run(ctx, m) })
 	return m, nil
 }
 
 // newView returns the view that Reconciler i has of a member. Each change of its cache is queued.
 func (e *Engine) newView(i int, m *managedMember) (*view, error) {
-	v := &view{Member: m.Member, watches: e.cfg.Reconcilers[i].Watches()}
+	v := &view{Member: m.Member, isDead: e.liveness.Dead, watches: e.cfg.Reconcilers[i].Watches()}
 	changed := func(kind int, was, is client.Object) {
 		w := v.watches[kind]
 		for _, o := range []client.Object{was, is} {

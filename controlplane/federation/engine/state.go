@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
@@ -22,7 +23,9 @@ type MemberState struct {
 	Stuck      string         // which reconcilers cannot read the reachable member, and the remedy
 	UID        string         // of the namespace kube-system
 	Counts     map[string]int // objects that a reconciler counts, by its name
-	Held       int            // withdrawals of the member that are held back
+	Settings   member.Settings
+	Dead       bool // neither its API server nor its endpoints answer
+	Held       int  // withdrawals of the member that are held back
 }
 
 // States returns the states of the members, sorted by id.
@@ -32,7 +35,7 @@ func (e *Engine) States() []MemberState {
 	states := make([]MemberState, 0, len(members))
 	for _, m := range members {
 		is := m.State()
-		s := MemberState{ID: m.ID(), Reachable: m.Reachable(), Supervisor: is.Supervisor, Problem: is.Problem, UID: is.UID, Counts: map[string]int{}, Held: held[m.ID()]}
+		s := MemberState{ID: m.ID(), Reachable: m.Reachable(), Supervisor: is.Supervisor, Problem: is.Problem, UID: is.UID, Settings: is.Settings, Dead: e.liveness.Dead(m.ID()), Counts: map[string]int{}, Held: held[m.ID()]}
 		s.Leader, s.Epoch = m.candidate.Seen()
 		s.Leading = s.Leader == e.cfg.Identity
 		s.Leader, _, _ = strings.Cut(s.Leader, "_")

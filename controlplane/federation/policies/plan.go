@@ -16,6 +16,7 @@ type observed struct {
 	served    bool                       // the member has the kind
 	namespace bool                       // the member has the policy's namespace, or the policy is cluster-scoped
 	object    *unstructured.Unstructured // the object with the policy's name, nil if there is none
+	denial    error                      // why the Federation does not replicate object, although users asked for it
 	refusal   *refusal                   // the recorded refusal of the API server, nil if there is none
 }
 
@@ -37,13 +38,16 @@ type step struct {
 	edited bool                       // a user edited the existing object
 }
 
-// origin returns the origin of a policy: the oldest object that users asked to replicate, and of equally old ones that of
+// asks reports whether users asked to replicate the object, and the Federation grants it.
+func (h *observed) asks() bool { return h.object != nil && federated(h.object) && h.denial == nil }
+
+// origin returns the origin of a policy: the oldest object that asks to be replicated, and of equally old ones that of
 // the cluster that sorts first. It returns nil if there is none.
 func origin(all []observed) *observed {
 	var first *observed
 	for i := range all {
 		h := &all[i]
-		if h.object == nil || !federated(h.object) {
+		if !h.asks() {
 			continue
 		}
 		if first == nil || older(h, first) {
@@ -94,7 +98,7 @@ func decide(into *observed, all []observed) step {
 func withdrawn(cluster clusterset.ClusterID, all []observed) bool {
 	for _, h := range all {
 		if h.member == cluster {
-			return h.read && h.reachable && h.served && (h.object == nil || !federated(h.object))
+			return h.read && h.reachable && h.served && !h.asks()
 		}
 	}
 	return true
@@ -119,7 +123,7 @@ func result(h, from *observed) Result {
 	if h.object == nil {
 		return Result{State: Pending}
 	}
-	if federated(h.object) {
+	if h.asks() {
 		return Result{State: Taken, Message: "the member has a younger federated policy of this name, which stays; rename or delete that one"}
 	}
 	if _, ok := copyOf(h.object); !ok {

@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -34,6 +35,9 @@ func asked(minutes int, text string) *unstructured.Unstructured {
 func in(id clusterset.ClusterID, o *unstructured.Unstructured) observed {
 	return observed{member: id, read: true, reachable: true, served: true, namespace: true, object: o}
 }
+
+// denied makes the object of a member one that no grant lets be replicated.
+func denied(h *observed) { h.denial = errors.New("no grant") }
 
 func with(h observed, change func(*observed)) observed {
 	change(&h)
@@ -93,6 +97,10 @@ func TestDecide(t *testing.T) {
 		}), others: []observed{in("b", asked(1, "x"))}, want: create, state: Refused},
 		"refused what it was": {into: with(in("c", nil), func(h *observed) { h.refusal = &refusal{content: "before"} }), others: []observed{in("b", asked(1, "x"))}, want: create, state: Pending},
 
+		"origin lost its grant":          {into: in("c", made), others: []observed{with(in("b", asked(1, "x")), denied)}, want: remove},
+		"no grant":                       {into: in("c", nil), others: []observed{with(in("b", asked(1, "x")), denied)}, want: leave},
+		"the older one has no grant":     {into: in("c", nil), others: []observed{with(in("a", asked(2, "x")), denied), in("b", asked(1, "x"))}, want: create, state: Pending},
+		"own without a grant":            {into: with(in("c", asked(2, "x")), denied), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Taken},
 		"origin is gone":                 {into: in("c", made), others: []observed{in("b", nil)}, want: remove},
 		"origin is asked no more":        {into: in("c", made), others: []observed{in("b", policy(1, "x", nil))}, want: remove},
 		"origin is going":                {into: in("c", made), others: []observed{in("b", edit(asked(1, "x"), func(o *unstructured.Unstructured) { o.SetDeletionTimestamp(new(metav1.Now())) }))}, want: remove},

@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
+	"github.com/isthmus-net/isthmus/controlplane/federation/grants"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -32,6 +33,8 @@ type Config struct {
 	Kinds []federationv1alpha1.PolicyKind
 	// Namespace is the namespace of Isthmus in every member.
 	Namespace string
+	// Grants say whose policies are replicated.
+	Grants grants.Rules
 	// Guard configures the withdrawal guard for origins. Its field Changed is not used.
 	Guard withdrawal.Config[reconcile.Key]
 }
@@ -67,6 +70,7 @@ type Reconciler struct {
 	guard   *withdrawal.Guard[reconcile.Key]
 	enqueue func(reconcile.Key) // set by Run before the guard runs
 	seen    sync.Map            // offered: policies that the guard knows
+	endings reconcile.Endings
 
 	mu sync.Mutex
 	// placed are the federated policies that were ever seen, by namespace. A member that gets a new namespace gets the
@@ -172,8 +176,9 @@ func (r *Reconciler) keysOfPolicy(kind federationv1alpha1.PolicyKind) func(recon
 	}
 }
 
-// keysOfNamespace returns the policies that a new namespace may need.
-func (r *Reconciler) keysOfNamespace(_ reconcile.Member, ns client.Object) []reconcile.Key {
+// keysOfNamespace returns the policies of a namespace that comes or goes.
+func (r *Reconciler) keysOfNamespace(from reconcile.Member, ns client.Object) []reconcile.Key {
+	r.endings.Note(from.ID(), ns)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var keys []reconcile.Key
@@ -282,7 +287,7 @@ func (r *Reconciler) observe(ctx context.Context, key reconcile.Key, m reconcile
 	case err != nil:
 		return h, err
 	case there:
-		h.object = o
+		r.place(&h, o)
 	}
 	if key.Namespace != "" {
 		ns := partial("Namespace")
@@ -299,6 +304,14 @@ func (r *Reconciler) observe(ctx context.Context, key reconcile.Key, m reconcile
 		h.refusal = readRefusal(told)
 	}
 	return h, nil
+}
+
+// place makes o the object of a member.
+func (r *Reconciler) place(h *observed, o *unstructured.Unstructured) {
+	h.object, h.denial = o, nil
+	if federated(o) {
+		h.denial = r.config.Grants.Policy(h.member, o.GetNamespace(), o.GetName())
+	}
 }
 
 // enforce brings the copy in a member in line with its origin.
@@ -367,6 +380,9 @@ func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, here *ob
 		if was := before.Members[member]; is != was && (is.State == Refused || is.State == Taken) {
 			into.Event(here.object, corev1.EventTypeWarning, "NotReplicated", fmt.Sprintf("member %s: %s: %s", member, is.State, is.Message))
 		}
+	}
+	if now.Denied != "" && now.Denied != before.Denied {
+		into.Event(here.object, corev1.EventTypeWarning, "NotReplicated", now.Denied)
 	}
 	if now.Origin != "" && now.Origin != before.Origin {
 		into.Event(here.object, corev1.EventTypeWarning, "NotReplicated",

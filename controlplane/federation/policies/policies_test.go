@@ -3,16 +3,19 @@ package policies
 import (
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation/grants"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
@@ -223,6 +226,46 @@ func TestUsersObjectsStay(t *testing.T) {
 	}
 }
 
+// Any tenant may annotate a policy. Without a grant no member gets it, and its owner reads why. A grant that ends takes the copies with it,
+// and no grant is for a namespace of each cluster.
+func TestGrants(t *testing.T) {
+	f, r, _ := guarded(t, time.Millisecond)
+	a, b := f.Member("a"), f.Member("b")
+	namespace(t, a, "demo")
+	namespace(t, b, "demo")
+	rules := func(all ...federationv1alpha1.Grant) grants.Rules {
+		return grants.New(federationv1alpha1.FederationSpec{Grants: append([]federationv1alpha1.Grant{}, all...)})
+	}
+	origin := put(t, a, allow)
+	system := put(t, a, strings.Replace(allow, "demo", "kube-system", 1))
+	denied := func(o *unstructured.Unstructured, want string) {
+		t.Helper()
+		if have := ReadStatus(get(t, a, o)); !strings.Contains(have.Denied, want) || have.Members != nil {
+			t.Errorf("status: %+v, want one that says %q", have, want)
+		}
+		if get(t, b, o) != nil {
+			t.Error("b has a copy")
+		}
+	}
+	r.config.Grants = rules()
+	settle(t, f)
+	denied(origin, "no grant of the Federation lets namespace demo of cluster a replicate it")
+	if events := a.Events(); !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Warning NotReplicated demo/allow: no grant") }) {
+		t.Errorf("events in a: %q", events)
+	}
+
+	r.config.Grants = rules(federationv1alpha1.Grant{Namespaces: []federationv1alpha1.Pattern{"*"}, Policies: []federationv1alpha1.Pattern{"*"}})
+	settle(t, f)
+	if have := states(t, a, origin); !strings.Contains(have, "b applied") {
+		t.Errorf("with a grant: %s", have)
+	}
+	denied(system, "namespace kube-system belongs to each cluster alone")
+
+	r.config.Grants = rules()
+	settle(t, f)
+	denied(origin, "no grant")
+}
+
 // A member whose webhook refuses a policy reports the reason, and the other members get the policy. The report is deleted
 // when the webhook accepts it.
 func TestRefusedPolicy(t *testing.T) {
@@ -337,5 +380,41 @@ spec: {ports: [{port: 80}]}
 	}
 	if have := states(t, a, origin); have != "b drift, c kind missing" {
 		t.Errorf("status after an edit: %s", have)
+	}
+}
+
+// Policies of a deleted namespace go with it, however many they are.
+func TestDeletedNamespace(t *testing.T) {
+	f, r, _ := guarded(t, 50*time.Millisecond)
+	a, b := f.Member("a"), f.Member("b")
+	shop := "shop-" + strings.ToLower(rand.Text()) // which stays, without a controller-manager
+	namespace(t, a, shop)
+	namespace(t, b, shop)
+	var origins []*unstructured.Unstructured
+	for i := range 8 {
+		origins = append(origins, put(t, a, strings.NewReplacer("namespace: demo", "namespace: "+shop, "name: allow", fmt.Sprint("name: allow-", i)).Replace(allow)))
+	}
+	settle(t, f)
+	for _, o := range origins {
+		if get(t, b, o) == nil {
+			t.Fatalf("b has no copy of %s", o.GetName())
+		}
+	}
+	if err := a.Client().Delete(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: shop}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range origins {
+		if err := a.Client().Delete(t.Context(), o.DeepCopy()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settle(t, f)
+	for _, o := range origins {
+		if get(t, b, o) != nil {
+			t.Errorf("b still has a copy of %s", o.GetName())
+		}
+	}
+	if held := r.Holds(); len(held) > 0 {
+		t.Errorf("held: %v", held)
 	}
 }

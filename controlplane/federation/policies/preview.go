@@ -101,7 +101,7 @@ func (r *Reconciler) preview(ctx context.Context, key reconcile.Key, members []r
 		}
 		for _, proposal := range proposals {
 			if o := proposal.Object; proposal.Member == m.ID() && keyOfObject(o) == key {
-				seen[i].object = o
+				r.place(&seen[i], o)
 			}
 		}
 	}
@@ -121,6 +121,8 @@ func (r *Reconciler) preview(ctx context.Context, key reconcile.Key, members []r
 		s := decide(h, seen)
 		o.Action = string(s.verb)
 		switch {
+		case h.denial != nil:
+			o.Origin, o.Result = h.member, Result{State: Denied, Message: h.denial.Error()}
 		case from != nil && from.member == h.member:
 			continue
 		case from != nil:
@@ -210,6 +212,7 @@ type live struct {
 func (l *live) ID() clusterset.ClusterID { return l.id }
 func (l *live) Synced() bool             { return !l.silent }
 func (l *live) Reachable() bool          { return !l.silent }
+func (*live) Dead() bool                 { return false }
 func (*live) Supervisor() bool           { return false }
 
 func (l *live) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {

@@ -21,6 +21,7 @@ const (
 	Refused          State = "refused" // by the member's API server or one of its webhooks
 	Taken            State = "taken"   // the name, by a user's object
 	Unreachable      State = "unreachable"
+	Denied           State = "denied" // in the member itself: no grant of the Federation allows to replicate it
 )
 
 // Result is the state of a policy in one member, and its reason.
@@ -33,6 +34,8 @@ type Result struct {
 type Status struct {
 	// Origin is the cluster with an older policy of this name, which counts instead of this one.
 	Origin clusterset.ClusterID `json:"origin,omitempty"`
+	// Denied is why no member gets the policy: no grant of the Federation allows it.
+	Denied string `json:"denied,omitempty"`
 	// Members are the results in all other members, if this policy counts.
 	Members map[clusterset.ClusterID]Result `json:"members,omitempty"`
 	// Peers are the peers that are not federated Services and mean different objects in each cluster.
@@ -59,6 +62,9 @@ func (s Status) text() string {
 
 // statusOf returns the status of the policy in h, one of all, that users asked to replicate.
 func statusOf(h *observed, all []observed, peers []string) Status {
+	if h.denial != nil {
+		return Status{Denied: h.denial.Error(), Peers: peers}
+	}
 	from := origin(all)
 	if from.member != h.member {
 		return Status{Origin: from.member, Peers: peers}

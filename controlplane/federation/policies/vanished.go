@@ -29,7 +29,7 @@ func (r *Reconciler) note(key reconcile.Key, all []observed) {
 	for i := range all {
 		switch h := &all[i]; {
 		case h.object == nil:
-		case federated(h.object):
+		case h.asks():
 			r.seen.Store(offered{h.member, key}, true)
 			r.guard.Offered(h.member, key)
 		default:
@@ -39,12 +39,16 @@ func (r *Reconciler) note(key reconcile.Key, all []observed) {
 }
 
 // keeps reports whether a copy stays although its origin is gone: the origin vanished a moment ago, or together with many
-// others. There is no doubt if the object still exists without the annotation, or if its cluster has left.
+// others. There is no doubt if the object still exists without the annotation, if its namespace was deleted, or if its cluster has left.
 func (r *Reconciler) keeps(key reconcile.Key, copied *unstructured.Unstructured, all []observed) bool {
 	text, _ := copyOf(copied)
 	from := clusterset.ClusterID(text)
 	i := slices.IndexFunc(all, func(h observed) bool { return h.member == from })
 	if i < 0 || all[i].object != nil {
+		return false
+	}
+	if key.Namespace != "" && r.endings.Ended(from, key.Namespace) {
+		r.guard.Withdrawn(from, key)
 		return false
 	}
 	if _, before := r.seen.LoadOrStore(offered{from, key}, true); before {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
@@ -57,6 +58,15 @@ type ReachabilityObserver interface {
 	ObservesReachability()
 }
 
+// Witness is a Reconciler that knows endpoints of members.
+type Witness interface {
+	// Answers tells whether endpoints of a member whose API server does not answer do so. It may take a few seconds. all are
+	// the members as for Reconcile.
+	Answers(ctx context.Context, id clusterset.ClusterID, all []Member) liveness.Verdict
+	// Reach tries now and then whether endpoints of a reachable member can be reached from here, for Answers.
+	Reach(ctx context.Context, id clusterset.ClusterID, all []Member)
+}
+
 // Key names one object that a Reconciler maintains in all members: a federated Service, a policy. The Reconciler defines
 // the meaning of the fields.
 type Key struct{ Kind, Namespace, Name string }
@@ -93,6 +103,8 @@ type Member interface {
 	Synced() bool
 	// Reachable reports whether the member's API server answers now, and belongs to the member.
 	Reachable() bool
+	// Dead reports whether the member's API server has not answered for a while, and its endpoints do not answer either.
+	Dead() bool
 	// Supervisor reports whether the member claims to be a supervisor.
 	Supervisor() bool
 }

@@ -36,6 +36,7 @@ type simulated struct {
 
 func (m *simulated) ID() clusterset.ClusterID                                    { return m.id }
 func (m *simulated) Reachable() bool                                             { return true }
+func (*simulated) Dead() bool                                                    { return false }
 func (m *simulated) Supervisor() bool                                            { return true }
 func (m *simulated) Epoch() int64                                                { return 1 }
 func (m *simulated) Create(_ context.Context, o client.Object) error             { return m.put(o) }

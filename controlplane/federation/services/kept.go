@@ -62,6 +62,18 @@ func (n *seen) clusters(name clusterset.ServiceName) map[clusterset.ClusterID][]
 	return all
 }
 
+// inNamespace returns the federated Services with member Services in a namespace of a cluster.
+func (n *seen) inNamespace(cluster clusterset.ClusterID, namespace string) (names []clusterset.ServiceName) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, of := range n.of {
+		if slices.ContainsFunc(of[cluster], func(key client.ObjectKey) bool { return key.Namespace == namespace }) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 func (n *seen) forget(name clusterset.ServiceName, cluster clusterset.ClusterID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -95,7 +107,7 @@ func (r *Reconciler) keptClusters(ctx context.Context, s *snapshot, all []reconc
 		}
 		i := slices.IndexFunc(all, func(m reconcile.Member) bool { return m.ID() == cluster })
 		switch {
-		case i < 0 || isDeclined(ctx, all[i], members):
+		case i < 0 || isDeclined(ctx, all[i], members) || r.haveEnded(cluster, members):
 			r.guard.Withdrawn(cluster, s.name)
 		case !all[i].Synced() || r.isHeld(cluster, s.name, members):
 			if exists || len(withSlices[cluster]) > 0 {
@@ -129,6 +141,11 @@ func (s *snapshot) sources() map[clusterset.ClusterID][]client.ObjectKey {
 func isDeclined(ctx context.Context, m reconcile.Member, members []client.ObjectKey) bool {
 	exists := func(key client.ObjectKey) bool { return m.Get(ctx, key, &corev1.Service{}) == nil }
 	return m.Synced() && (len(members) == 0 || slices.ContainsFunc(members, exists))
+}
+
+// haveEnded reports whether former member Services of a cluster went with their namespaces.
+func (r *Reconciler) haveEnded(cluster clusterset.ClusterID, members []client.ObjectKey) bool {
+	return len(members) > 0 && !slices.ContainsFunc(members, func(key client.ObjectKey) bool { return !r.endings.Ended(cluster, key.Namespace) })
 }
 
 // isHeld tells the guard that a cluster no longer offers a Service, and reports whether the guard holds that back.

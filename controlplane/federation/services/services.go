@@ -29,12 +29,16 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/grants"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
@@ -45,6 +49,10 @@ type Config struct {
 	// Resolve returns the addresses of a load balancer that has only a host name, and their TTL. Nil queries the name
 	// servers of /etc/resolv.conf.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error)
+	// Namespace is the namespace of Isthmus in every member.
+	Namespace string
+	// Probe tells whether any of a few endpoints of a cluster answers. Nil tries TCP handshakes.
+	Probe func(ctx context.Context, endpoints []netip.AddrPort) liveness.Verdict
 	// Guard configures the withdrawal guard. Its callbacks are not used.
 	Guard withdrawal.Config[clusterset.ServiceName]
 	Log   *slog.Logger
@@ -59,9 +67,15 @@ type Reconciler struct {
 	guard    *withdrawal.Guard[clusterset.ServiceName]
 	enqueue  atomic.Pointer[func(reconcile.Key)] // set by Run
 	vips     vips
+	grants   grants.Rules
+	isthmus  string // the namespace of Isthmus in every member
+	probe    func(ctx context.Context, endpoints []netip.AddrPort) liveness.Verdict
+	reached  reached
+	external map[clusterset.ClusterID][]netip.Prefix // the external networks of members
 
 	wanted   sync.Map // clusterset.ServiceName: names that a Service of any member has asked for
 	seen     seen
+	endings  reconcile.Endings
 	warned   sync.Map // taken: users' Services with an event; the name of the event prevents one from another process
 	rejected sync.Map // taken to a string: federated Services that a cluster refuses, and why
 
@@ -72,21 +86,31 @@ var (
 	_ reconcile.Reconciler = (*Reconciler)(nil)
 	_ reconcile.Runner     = (*Reconciler)(nil)
 	_ reconcile.Guarded    = (*Reconciler)(nil)
+	_ reconcile.Witness    = (*Reconciler)(nil)
+
+	_ reconcile.ReachabilityObserver = (*Reconciler)(nil)
 )
 
 // New returns a Reconciler. The error joins all faults and names the fields.
 func New(cfg Config) (*Reconciler, error) {
 	var errs []error
-	p := &Reconciler{system: cfg.Federation.SystemNamespace, log: cfg.Log}
+	p := &Reconciler{system: cfg.Federation.SystemNamespace, log: cfg.Log, isthmus: cfg.Namespace, probe: cfg.Probe}
+	if p.probe == nil {
+		p.probe = handshakes
+	}
 	if cfg.Resolve == nil {
 		cfg.Resolve = hosts.System("/etc/resolv.conf")
 	}
 	p.hosts = hosts.New(cfg.Resolve, cfg.Log)
+	p.grants = grants.New(cfg.Federation)
+	var err error
+	if p.external, err = externalNetworks(cfg.Federation.Members); err != nil {
+		errs = append(errs, err)
+	}
 	if p.system == "" {
 		p.system = v1alpha1.DefaultSystemNamespace
 	}
 	if text := cfg.Federation.HostnameTemplate; text != "" {
-		var err error
 		p.hostname, err = template.New("hostnameTemplate").Option("missingkey=error").Parse(text)
 		if err == nil {
 			_, err = p.outsideName(clusterset.ServiceName{Namespace: "demo", Name: "web"})
@@ -118,6 +142,22 @@ func New(cfg Config) (*Reconciler, error) {
 	return p, nil
 }
 
+// externalNetworks returns spec.externalCIDRs of members.
+func externalNetworks(members []v1alpha1.MemberCluster) (map[clusterset.ClusterID][]netip.Prefix, error) {
+	networks := map[clusterset.ClusterID][]netip.Prefix{}
+	var errs []error
+	for i, m := range members {
+		for j, text := range m.ExternalCIDRs {
+			p, err := netip.ParsePrefix(text)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("spec.members[%d].externalCIDRs[%d]: %q is not a CIDR; write one such as 192.0.2.0/24", i, j, text))
+			}
+			networks[clusterset.ClusterID(m.ClusterID)] = append(networks[clusterset.ClusterID(m.ClusterID)], p)
+		}
+	}
+	return networks, errors.Join(errs...)
+}
+
 // outsideName returns the name of a federated Service outside of the clusters.
 func (r *Reconciler) outsideName(name clusterset.ServiceName) (string, error) {
 	var text strings.Builder
@@ -129,6 +169,16 @@ func (r *Reconciler) outsideName(name clusterset.ServiceName) (string, error) {
 	}
 	return text.String(), nil
 }
+
+// Joins returns the federated Service that svc asks to join, and whether it asks for one. system is the namespace of global federated
+// Services.
+func Joins(svc *corev1.Service, system string) (clusterset.ServiceName, bool) {
+	name, ok, _ := offers.Name(svc, system)
+	return name, ok
+}
+
+// ObservesReachability is part of reconcile.ReachabilityObserver: endpoints of an unreachable member may be gone.
+func (*Reconciler) ObservesReachability() {}
 
 // Name is part of reconcile.Reconciler.
 func (r *Reconciler) Name() string { return "services" }

@@ -21,6 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 var all = []clusterset.ClusterID{"a", "b", "c"}
@@ -210,7 +211,7 @@ func TestSilentMemberKeepsItsEndpoints(t *testing.T) {
 }
 
 func TestMemberServiceChangesType(t *testing.T) {
-	w := newTestbed(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{Members: []v1alpha1.MemberCluster{{ClusterID: "a", ExternalCIDRs: []string{"203.0.113.0/24"}}}})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
 	w.sync()
@@ -441,5 +442,140 @@ func TestInvalidConfig(t *testing.T) {
 				t.Errorf("error %v does not name %s", err, field)
 			}
 		})
+	}
+}
+
+// Any tenant may annotate a Service. Without a grant it joins nothing, in no cluster, and its owner reads why.
+func TestGrants(t *testing.T) {
+	namespace := namespaceOf(t)
+	spec := v1alpha1.FederationSpec{Grants: []v1alpha1.Grant{
+		{Members: []string{"a"}, Namespaces: []v1alpha1.Pattern{v1alpha1.Pattern(namespace)}, GlobalServices: []v1alpha1.Pattern{"shop"}},
+	}}
+	w := newTestbed(t, spec)
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	thief := w.offer("b", "thief", global, "shop", func(s *corev1.Service) { s.Annotations["federation.isthmus.dev/hostname"] = "true" }, "10.2.0.1")
+	other := w.offer("a", "other", namespaced, "other", nil, "10.1.0.2")
+	w.sync()
+	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
+		if got := w.slices(id, system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+			t.Errorf("%s: slices %q", id, got)
+		}
+		if _, ok := get[corev1.Service](w, id, w.namespace, "other"); ok != (id == "a") { // the member Service itself
+			t.Errorf("%s: a federated Service that nobody granted exists: %v", id, ok)
+		}
+	}
+	for svc, at := range map[*corev1.Service]clusterset.ClusterID{thief: "b", other: "a"} {
+		have, _ := get[corev1.Service](w, at, w.namespace, svc.Name)
+		if !strings.Contains(have.Annotations[status], "no grant of the Federation lets namespace "+w.namespace+" of cluster "+string(at)) {
+			t.Errorf("%s in %s says %q", svc.Name, at, have.Annotations[status])
+		}
+	}
+	spec.Grants[0].Members = nil
+	w.restart(spec)
+	w.sync()
+	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080", "b: 10.2.0.1:8080"}) {
+		t.Errorf("with a grant for all members: %q", got)
+	}
+	spec.Grants = []v1alpha1.Grant{}
+	w.restart(spec)
+	w.sync()
+	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
+		if got := w.slices(id, system, "shop"); len(got) > 0 {
+			t.Errorf("%s: without grants stands %q", id, got)
+		}
+	}
+}
+
+// The owner of a Service can write any address into spec.externalIPs (CVE-2021-25740).
+func TestExternalNetworks(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{Members: []v1alpha1.MemberCluster{{ClusterID: "a", ExternalCIDRs: []string{"203.0.113.0/24"}}}})
+	at := func(ip string) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Spec.ExternalIPs = []string{ip} }
+	}
+	w.offer("a", "own", global, "shop", at("203.0.113.7"), "10.1.0.1")
+	w.offer("a", "foreign", global, "shop", at("192.0.2.1"), "10.1.0.2")
+	w.offer("b", "none", global, "shop", at("203.0.113.8"), "10.2.0.1") // its cluster has no external network
+	w.sync()
+	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 203.0.113.7:80"}) {
+		t.Errorf("slices %q", got)
+	}
+	for name, id := range map[string]clusterset.ClusterID{"foreign": "a", "none": "b"} {
+		svc, _ := get[corev1.Service](w, id, w.namespace, name)
+		if !strings.Contains(svc.Annotations[status], "spec.externalIPs: "+svc.Spec.ExternalIPs[0]+": not in an external network of cluster "+string(id)) {
+			t.Errorf("%s says %q", name, svc.Annotations[status])
+		}
+	}
+}
+
+// Endpoints of a dead cluster are not used, unless nobody else serves. The properties of the Service stay.
+func TestDeadCluster(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.offer("b", "web", global, "shop", func(s *corev1.Service) {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "metrics", Port: 9090})
+	}, "10.2.0.1")
+	w.offer("b", "alone", global, "alone", nil, "10.2.0.2")
+	w.offer("c", "waiting", global, "alone", nil) // without a server
+	w.sync()
+	w.Member("b").Kill()
+	w.sync()
+	for _, id := range []clusterset.ClusterID{"a", "c"} {
+		if got := w.slices(id, system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+			t.Errorf("%s: slices %q", id, got)
+		}
+		if svc, _ := get[corev1.Service](w, id, system, "shop"); len(svc.Spec.Ports) != 2 {
+			t.Errorf("%s: its ports changed to %v", id, svc.Spec.Ports)
+		}
+		if got := w.slices(id, system, "alone"); !slices.Contains(got, "b: 10.2.0.2:8080") {
+			t.Errorf("%s: the Service that nobody else serves has %q", id, got)
+		}
+	}
+	w.Member("b").Back()
+	w.sync()
+	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080", "b: 10.2.0.1:8080"}) {
+		t.Errorf("when it is back: %q", got)
+	}
+}
+
+// Somebody deletes a namespace with many member Services. They go at once, while as many that merely vanish are held.
+func TestDeletedNamespace(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{})
+	const many = 8
+	var all []*corev1.Service
+	for i := range many {
+		name := fmt.Sprint("web-", i)
+		w.offer("a", name, global, name, nil, "10.1.0.1")
+		all = append(all, w.offer("c", name, global, name, func(s *corev1.Service) { s.Spec.Selector = nil }, "10.3.0.1"))
+	}
+	w.runs()
+	w.sync()
+	if got := w.slices("b", system, "web-0"); !slices.Equal(got, []string{"a: 10.1.0.1:8080", "c: 10.3.0.1:8080"}) {
+		t.Fatalf("slices %q", got)
+	}
+	w.delete("c", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}) // without a controller-manager it stays, marked
+	for _, svc := range all {
+		w.delete("c", svc)
+	}
+	w.sync()
+	for i := range many {
+		for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
+			if got := w.slices(id, system, fmt.Sprint("web-", i)); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+				t.Errorf("%s: web-%d leads to %q", id, i, got)
+			}
+		}
+	}
+
+	// In a the namespace stays.
+	for i := range many {
+		w.delete("a", &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: fmt.Sprint("web-", i)}})
+	}
+	w.sync()
+	await.True(t, "they are held", func() bool {
+		held := w.reconciler.Holds()
+		return len(held) == 1 && held[0].Count == many
+	})
+	w.sync()
+	if got := w.slices("b", system, "web-0"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+		t.Errorf("what vanished without its namespace: %q", got)
 	}
 }

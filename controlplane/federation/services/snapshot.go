@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -85,6 +86,7 @@ func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into
 		}
 		s.foreign = append(s.foreign, foreign...)
 	}
+	dropGone(s.offers, gone(ctx, all))
 	s.incomplete, s.unresolved = map[source]bool{}, map[hostOf]bool{}
 	for _, o := range s.offers {
 		from := source{o.Cluster, o.Service.String()}
@@ -158,15 +160,21 @@ func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Me
 
 // readService adds a member Service and its offer.
 func (r *Reconciler) readService(ctx context.Context, s *snapshot, m reconcile.Member, svc *corev1.Service, here bool) error {
+	if here {
+		s.members = append(s.members, svc)
+	}
+	if denial := r.grants.Service(m.ID(), svc.Namespace, s.name, s.name.Namespace == r.system); denial != nil {
+		if here {
+			s.faults[svc.UID] = denial
+		}
+		return nil // the owner is told of it
+	}
 	for _, in := range svc.Status.LoadBalancer.Ingress {
 		if in.Hostname != "" {
 			s.hosts = append(s.hosts, in.Hostname)
 		}
 	}
 	s.asksName = s.asksName || svc.Annotations[v1alpha1.AnnotationAskHostname] == "true"
-	if here {
-		s.members = append(s.members, svc)
-	}
 	src, err := r.source(ctx, m, svc)
 	if err != nil {
 		return err
@@ -188,7 +196,7 @@ func (r *Reconciler) readService(ctx context.Context, s *snapshot, m reconcile.M
 
 // source is the member Service that a slice leads to.
 func (r *Reconciler) source(ctx context.Context, m reconcile.Member, svc *corev1.Service) (offers.Source, error) {
-	src := offers.Source{Cluster: m.ID(), Service: svc, Lookup: r.hosts.Lookup}
+	src := offers.Source{Cluster: m.ID(), Service: svc, Lookup: r.hosts.Lookup, External: r.external[m.ID()]}
 	var err error
 	src.Slices, err = slicesOf(ctx, m, clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}, false)
 	if err != nil || svc.Spec.Type != corev1.ServiceTypeNodePort {
@@ -202,6 +210,20 @@ func (r *Reconciler) source(ctx context.Context, m reconcile.Member, svc *corev1
 		src.Nodes = append(src.Nodes, &nodes.Items[i])
 	}
 	return src, nil
+}
+
+// zonesOf returns the zones of a member's nodes, sorted.
+func zonesOf(ctx context.Context, m reconcile.Member) ([]string, error) {
+	var nodes corev1.NodeList
+	if err := m.List(ctx, &nodes); err != nil {
+		return nil, err
+	}
+	zones := map[string]bool{}
+	for i := range nodes.Items {
+		zones[nodes.Items[i].Labels[corev1.LabelTopologyZone]] = true
+	}
+	delete(zones, "")
+	return slices.Sorted(maps.Keys(zones)), nil
 }
 
 // slicesOf returns the slices of a Service in a member: the federation's, or all others.

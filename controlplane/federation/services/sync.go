@@ -65,6 +65,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 		from := sourceOf(es)
 		return slices.Contains(kept, from.cluster) || s.incomplete[from] || s.unresolved[hostOf{from, es.Annotations[offers.AnnotationHost]}]
 	}
+	if offers.AsksForNear(s.offers, into.ID()) {
+		zones, err := zonesOf(ctx, into)
+		if err != nil {
+			return err
+		}
+		offers.PreferLocal(s.offers, into.ID(), zones)
+	}
 	if err := r.applySlices(ctx, into, s, r.wantSlices(s, fed, svc), stays); err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile/reconciletest"
@@ -60,7 +61,7 @@ type testbed struct {
 
 var scheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1beta1.Install} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1beta1.Install, isthmus.AddToScheme} {
 		if err := add(s); err != nil {
 			panic(err)
 		}
@@ -111,7 +112,7 @@ func (w *testbed) restart(spec v1alpha1.FederationSpec) {
 	w.t.Helper()
 	var err error
 	w.reconciler, err = services.New(services.Config{
-		Federation: spec, Log: slog.New(slog.DiscardHandler),
+		Namespace: system, Federation: spec, Log: slog.New(slog.DiscardHandler),
 		Guard:   withdrawal.Config[clusterset.ServiceName]{Times: withdrawal.Times{Window: 10 * time.Millisecond, Grace: time.Millisecond}},
 		Resolve: w.resolve,
 	})

@@ -53,6 +53,12 @@ func (r *Reconciler) Watches() []reconcile.Watch {
 		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &corev1.Node{}, Trim: r.trimNode}}, Keys: r.keysOfNode},
 		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &corev1.Namespace{}, Trim: trimNamespace}}, Keys: r.keysOfNamespace},
 		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &v1beta1.ServiceImport{}, Trim: trimImport, Optional: true}}, Keys: r.keysOfImport},
+		{
+			Kind: objectcache.Kind{Source: objectcache.Source{
+				Object: &isthmus.NodeReport{}, Namespace: r.isthmus, Trim: trimReport, Optional: true, SkipIfForbidden: true,
+			}},
+			Keys: r.keysOfReport,
+		},
 	}
 }
 
@@ -89,7 +95,7 @@ func (r *Reconciler) keysOfSlice(from reconcile.Member, o client.Object) []recon
 	return nil
 }
 
-// keysOfNode returns all federated Services with a member of type NodePort.
+// keysOfNode returns all federated Services with a member of type NodePort, or one that asks for near endpoints.
 func (r *Reconciler) keysOfNode(from reconcile.Member, o client.Object) []reconcile.Key {
 	r.vips.note(from.ID(), o)
 	var all corev1.ServiceList
@@ -98,16 +104,23 @@ func (r *Reconciler) keysOfNode(from reconcile.Member, o client.Object) []reconc
 	}
 	var keys []reconcile.Key
 	for i := range all.Items {
-		if name, member, _ := offers.Name(&all.Items[i], r.system); member && all.Items[i].Spec.Type == corev1.ServiceTypeNodePort {
+		if name, member, _ := offers.Name(&all.Items[i], r.system); member &&
+			(all.Items[i].Spec.Type == corev1.ServiceTypeNodePort || all.Items[i].Spec.TrafficDistribution != nil) {
 			keys = append(keys, keyOf(name))
 		}
 	}
 	return keys
 }
 
-// keysOfNamespace returns all federated Services of a namespace.
-func (r *Reconciler) keysOfNamespace(_ reconcile.Member, o client.Object) []reconcile.Key {
+// keysOfNamespace returns all federated Services of a namespace, and those with member Services in one that is being deleted.
+func (r *Reconciler) keysOfNamespace(from reconcile.Member, o client.Object) []reconcile.Key {
+	r.endings.Note(from.ID(), o)
 	var keys []reconcile.Key
+	if o.GetDeletionTimestamp() != nil {
+		for _, name := range r.seen.inNamespace(from.ID(), o.GetName()) {
+			keys = append(keys, keyOf(name))
+		}
+	}
 	r.wanted.Range(func(key, _ any) bool {
 		if name, ok := key.(clusterset.ServiceName); ok && name.Namespace == o.GetName() {
 			keys = append(keys, keyOf(name))

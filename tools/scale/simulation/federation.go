@@ -210,7 +210,7 @@ func (f *Federation) Cost() Cost { return f.cost }
 
 func (f *Federation) startSupervisors(ctx context.Context) error {
 	for _, m := range f.set.federated[:f.cfg.Supervisors] {
-		if err := m.start(ctx, f.cfg.Controller, "--federation"); err != nil {
+		if err := m.start(ctx, f.cfg.Controller, "--federation", "--federation-probes=false"); err != nil {
 			return err
 		}
 	}
@@ -327,7 +327,7 @@ func (f *Federation) Restart(ctx context.Context) error {
 		return err
 	}
 	f.set.say("start supervisor %s anew", m.id)
-	if err := m.start(ctx, f.cfg.Controller, "--federation"); err != nil {
+	if err := m.start(ctx, f.cfg.Controller, "--federation", "--federation-probes=false"); err != nil {
 		return err
 	}
 	return f.quiet(ctx, m.controller)

@@ -44,6 +44,54 @@ type FederationSpec struct {
 	HostnameTemplate string `json:"hostnameTemplate,omitempty"`
 	// Policies selects the policies that are replicated.
 	Policies PoliciesSpec `json:"policies,omitempty"`
+	// Grants say whose Services join which federated Services, and whose policies are replicated. What no grant allows is
+	// refused. If the field is absent, the annotation of any Service or policy suffices, and condition GrantsOpen is True; an
+	// empty list allows nothing. Objects of namespaces kube-* are refused in any case. Keep it the same in all supervisors.
+	// +optional
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=atomic
+	Grants []Grant `json:"grants,omitzero"`
+}
+
+// Pattern is a name, or the beginning of names followed by *, such as shop-*. It may be * alone.
+//
+// +kubebuilder:validation:MinLength=1
+// +kubebuilder:validation:MaxLength=253
+// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?|([a-z0-9][-a-z0-9.]*)?\*)$`
+type Pattern string
+
+// Grant allows namespaces of members to take part in the federation. For example, the namespace shop of each member may join the
+// global Service shop:
+//
+//	{namespaces: [shop], globalServices: [shop]}
+//
+// +kubebuilder:validation:XValidation:rule="has(self.namespaces) || has(self.clusterPolicies) && !has(self.globalServices) && !has(self.services) && !has(self.policies)",message="namespaces must name at least one namespace, unless the grant is for clusterPolicies alone; * means all"
+type Grant struct {
+	// Members are the clusters that the grant is for. Empty means every member.
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=63
+	// +listType=atomic
+	Members []string `json:"members,omitempty"`
+	// Namespaces are the namespaces that the grant is for.
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=atomic
+	Namespaces []Pattern `json:"namespaces,omitempty"`
+	// GlobalServices are the global federated Services that Services of the namespaces may join.
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=atomic
+	GlobalServices []Pattern `json:"globalServices,omitempty"`
+	// Services are the federated Services of the namespaces themselves that their Services may join.
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=atomic
+	Services []Pattern `json:"services,omitempty"`
+	// Policies are the policies of the namespaces that are replicated.
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=atomic
+	Policies []Pattern `json:"policies,omitempty"`
+	// ClusterPolicies are the policies without a namespace that are replicated.
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=atomic
+	ClusterPolicies []Pattern `json:"clusterPolicies,omitempty"`
 }
 
 // MemberCluster is one cluster of the federation, with the address and credentials that a supervisor uses for it.
@@ -66,6 +114,13 @@ type MemberCluster struct {
 	// another one under the same id, write the new uid here.
 	// +kubebuilder:validation:MaxLength=64
 	ClusterUID string `json:"clusterUID,omitempty"`
+	// ExternalCIDRs are the networks of the member's own addresses outside of it. A federated Service leads to an address in
+	// spec.externalIPs of one of the member's Services only if it lies in one of them.
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r) && cidr(r) == cidr(r).masked())",message="must be CIDRs without host bits, such as 192.0.2.0/24"
+	// +listType=atomic
+	ExternalCIDRs []string `json:"externalCIDRs,omitempty"`
 }
 
 // ClusterSetIPSpec enables ClusterSetIPs and sets their ranges.
@@ -113,6 +168,12 @@ const (
 	// ConditionHolding states that withdrawals of members are held back as a suspected accident. It is present only while
 	// there are any.
 	ConditionHolding = "Holding"
+	// ConditionSettingsDiffer states that another supervisor has other settings than this one, so that members depend on who leads them.
+	// It is present only while one does.
+	ConditionSettingsDiffer = "SettingsDiffer"
+	// ConditionGrantsOpen states that anybody who may annotate a Service or a policy takes part in the federation, because
+	// spec.grants is absent.
+	ConditionGrantsOpen = "GrantsOpen"
 )
 
 // FederationStatus is written by the controller of the cluster that has the Federation. It changes only when the state of a

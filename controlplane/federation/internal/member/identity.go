@@ -21,6 +21,7 @@ type identity struct {
 	uid        string // of the namespace kube-system
 	id         string // "" without a claim
 	supervisor bool
+	settings   Settings // of a supervisor
 }
 
 // statusError is a response with another status than 200.
@@ -58,7 +59,24 @@ func identify(ctx context.Context, send func(*http.Request) (*http.Response, err
 			found.supervisor = claim.Spec.Value == "true"
 		}
 	}
-	return found, nil
+	if found.supervisor {
+		found.settings, err = settings(ctx, send)
+	}
+	return found, err
+}
+
+// settings returns the settings of the supervisor that send reaches, unknown ones if it has no Federation.
+func settings(ctx context.Context, send func(*http.Request) (*http.Response, error)) (Settings, error) {
+	var federation federationv1alpha1.Federation
+	err := get(ctx, send, "/apis/"+federationv1alpha1.GroupVersion.String()+"/federations/"+federationv1alpha1.FederationName, &federation)
+	var status *statusError
+	if errors.As(err, &status) && (status.code == http.StatusNotFound || status.code == http.StatusForbidden) {
+		return Settings{Denied: status.code == http.StatusForbidden}, nil // a cluster that an earlier version formed grants no such right
+	}
+	if err != nil {
+		return Settings{}, err
+	}
+	return SettingsOf(federation.Spec), nil
 }
 
 // get decodes the JSON response of path into into.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"sync"
 	"time"
 
@@ -29,6 +30,8 @@ type Config struct {
 	Scheme    *runtime.Scheme
 	Namespace string        // of the Secrets; for messages
 	Interval  time.Duration // between two probes of the member
+	// Answered is called after each probe that reached the member.
+	Answered func(*Member)
 	// Changed is called when a member's State changed.
 	Changed func(*Member)
 	Log     *slog.Logger
@@ -40,6 +43,7 @@ type State struct {
 	Problem    string // why the member is not reachable, and the remedy; "" while it is
 	UID        string // of the member's cluster
 	Supervisor bool
+	Settings   Settings // of a supervisor
 }
 
 // Member is the connection to one member. It is connected while Run runs.
@@ -115,7 +119,7 @@ func (m *Member) Set(spec federationv1alpha1.MemberCluster, target *Target) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	same := target == nil && m.target == nil || target != nil && m.target != nil && *target == *m.target
-	if same && spec == m.spec && m.state.Probed {
+	if same && reflect.DeepEqual(spec, m.spec) && m.state.Probed {
 		return
 	}
 	if spec.ClusterUID != "" {
@@ -166,7 +170,7 @@ func (m *Member) verify(ctx context.Context, send func(*http.Request) (*http.Res
 		return fmt.Errorf("%w: %s claims to be %s, not %s; correct spec.members of the Federation, or the claim %s there",
 			ErrAnotherCluster, m.spec.Server, found.id, m.spec.ClusterID, federationv1alpha1.ClaimID)
 	}
-	m.uid, m.state.UID, m.state.Supervisor = found.uid, found.uid, found.supervisor
+	m.uid, m.state.UID, m.state.Supervisor, m.state.Settings = found.uid, found.uid, found.supervisor, found.settings
 	return nil
 }
 
@@ -193,6 +197,9 @@ func (m *Member) probe(ctx context.Context) {
 	err := m.transport.probe(probing)
 	if ctx.Err() != nil {
 		return
+	}
+	if err == nil {
+		m.cfg.Answered(m)
 	}
 	m.mu.Lock()
 	before, problem := m.state, ""

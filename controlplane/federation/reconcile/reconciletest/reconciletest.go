@@ -113,6 +113,7 @@ type Member struct {
 	id     clusterset.ClusterID
 	client client.WithWatch
 	silent atomic.Bool
+	dead   atomic.Bool
 
 	mu     sync.Mutex
 	events []string
@@ -138,14 +139,26 @@ func (m *Member) Client() client.WithWatch { return m.client }
 // Silence makes the member unreachable: it is neither read nor written, and its cache stays.
 func (m *Member) Silence() { m.silent.Store(true) }
 
-// Back ends Silence.
-func (m *Member) Back() { m.silent.Store(false) }
+// Kill makes the member unreachable, and its endpoints dead.
+func (m *Member) Kill() {
+	m.Silence()
+	m.dead.Store(true)
+}
+
+// Back ends Silence and Kill.
+func (m *Member) Back() {
+	m.silent.Store(false)
+	m.dead.Store(false)
+}
 
 // ID is part of reconcile.Member.
 func (m *Member) ID() clusterset.ClusterID { return m.id }
 
 // Reachable reports whether the member is not silent.
 func (m *Member) Reachable() bool { return !m.silent.Load() }
+
+// Dead reports whether the member was killed.
+func (m *Member) Dead() bool { return m.dead.Load() }
 
 // Supervisor returns true.
 func (m *Member) Supervisor() bool { return true }

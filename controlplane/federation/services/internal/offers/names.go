@@ -46,8 +46,8 @@ func Name(svc metav1.Object, system string) (name clusterset.ServiceName, ok boo
 	if faults := validation.IsDNS1123Label(name.Name); len(faults) > 0 {
 		return name, false, fmt.Errorf("annotation %s: %q cannot name a Service (%s); write one such as %s", annotation, name.Name, strings.Join(faults, ", "), svc.GetName())
 	}
-	if isOwn && !clusterset.IsShared(name.Namespace) {
-		return name, false, fmt.Errorf("annotation %s: namespace %s is different in each cluster; use %s instead", annotation, name.Namespace, globalNames[0])
+	if !clusterset.IsShared(svc.GetNamespace()) {
+		return name, false, fmt.Errorf("annotation %s: namespace %s belongs to each cluster alone; its Services are members of no federated Service", annotation, svc.GetNamespace())
 	}
 	return name, true, nil
 }

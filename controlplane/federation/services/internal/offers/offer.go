@@ -22,6 +22,8 @@ type Source struct {
 	Service *corev1.Service
 	Slices  []*discoveryv1.EndpointSlice // of the Service
 	Nodes   []*corev1.Node               // of the cluster; needed for node ports
+	// External are the networks of the cluster's own addresses outside of it.
+	External []netip.Prefix
 	// Lookup returns the addresses of a load balancer's host name, and whether it was resolved.
 	Lookup func(host string) (addrs []netip.Addr, known bool)
 }
@@ -57,7 +59,7 @@ type Target struct {
 // correct.
 //
 //   - A ClusterIP Service, headless or not, offers its pods and their ports. With external IPs, it offers these and its
-//     own ports.
+//     own ports. The owner of a Service can name any address there (CVE-2021-25740), so all have to lie in External.
 //   - A NodePort Service offers the addresses of ready nodes, external ones first, and its node ports; with
 //     externalTrafficPolicy Local only those of nodes that have a ready endpoint.
 //   - A LoadBalancer Service offers the addresses in its status, with host names resolved, and the ports in its status,
@@ -78,13 +80,40 @@ func New(src Source) (Offer, error) {
 	case svc.Spec.Type == corev1.ServiceTypeLoadBalancer:
 		o.Groups, o.Unresolved = balancerGroups(src, o.Ports)
 	case len(svc.Spec.ExternalIPs) > 0:
-		o.Groups = externalGroups(src, o.Ports)
+		o.Groups, err = externalGroups(src, o.Ports)
 	default:
 		o.Groups = portable(podGroups(src, o.Ports))
+	}
+	if err != nil {
+		return Offer{}, err
 	}
 	o.Families = families(o)
 	o.Sliceless = len(src.Service.Spec.Selector) > 0 && len(src.Slices) == 0
 	return o, nil
+}
+
+// IsReady reports whether an endpoint of o accepts new traffic.
+func (o Offer) IsReady() bool {
+	return slices.ContainsFunc(o.Groups, func(g Group) bool { return slices.ContainsFunc(g.Endpoints, ready) })
+}
+
+// Ready returns the endpoints of o that accept new traffic of a protocol.
+func (o Offer) Ready(protocol clusterset.Protocol) []netip.AddrPort {
+	var found []netip.AddrPort
+	for _, g := range o.Groups {
+		for i := range g.Endpoints {
+			a, err := netip.ParseAddr(g.Endpoints[i].Addresses[0])
+			if err != nil || !ready(g.Endpoints[i]) {
+				continue
+			}
+			for _, target := range g.Targets {
+				if target.Port.Protocol == protocol {
+					found = append(found, netip.AddrPortFrom(a, uint16(target.Number)))
+				}
+			}
+		}
+	}
+	return found
 }
 
 // Local returns o as the cluster of src itself gets it: with its endpoints unchanged, whatever the type of the Service. Its
@@ -163,8 +192,19 @@ func portable(groups []Group) []Group {
 }
 
 // externalGroups returns the external IPs of the Service.
-func externalGroups(src Source, ports []clusterset.Port) []Group {
-	return addressGroups("external", parseAddrs(src.Service.Spec.ExternalIPs), ownTargets(ports), backed(src))
+func externalGroups(src Source, ports []clusterset.Port) ([]Group, error) {
+	all := parseAddrs(src.Service.Spec.ExternalIPs)
+	var outside []string
+	for _, a := range all {
+		if !slices.ContainsFunc(src.External, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			outside = append(outside, a.String())
+		}
+	}
+	if len(outside) > 0 {
+		return nil, fmt.Errorf("spec.externalIPs: %s: not in an external network of cluster %s; an administrator adds it to externalCIDRs of that member in the Federation",
+			strings.Join(outside, ", "), src.Cluster)
+	}
+	return addressGroups("external", all, ownTargets(ports), backed(src)), nil
 }
 
 // balancerGroups returns the addresses of the Service's load balancers, grouped by their ports, and the host names that were not resolved.

@@ -202,7 +202,7 @@ func TestOfferByServiceType(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			src := offers.Source{Cluster: "a", Service: tc.svc, Slices: tc.slices, Nodes: nodes, Lookup: func(host string) ([]netip.Addr, bool) {
+			src := offers.Source{Cluster: "a", Service: tc.svc, Slices: tc.slices, Nodes: nodes, External: external, Lookup: func(host string) ([]netip.Addr, bool) {
 				if host != "lb.example.org" {
 					return nil, true
 				}
@@ -229,6 +229,9 @@ func TestOfferByServiceType(t *testing.T) {
 	}
 }
 
+// external are the networks of the external IPs of these tests.
+var external = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8::/32")}
+
 func TestLocalOfferHasTheSlices(t *testing.T) {
 	pods := slice("s1", "10.0.0.1", "10.0.0.2!")
 	for name, svc := range map[string]*corev1.Service{
@@ -238,7 +241,7 @@ func TestLocalOfferHasTheSlices(t *testing.T) {
 		"LoadBalancer": service(balanced(corev1.LoadBalancerIngress{IP: "203.0.113.1"})),
 	} {
 		t.Run(name, func(t *testing.T) {
-			src := offers.Source{Cluster: "a", Service: svc, Slices: []*discoveryv1.EndpointSlice{pods}}
+			src := offers.Source{Cluster: "a", Service: svc, Slices: []*discoveryv1.EndpointSlice{pods}, External: external}
 			o, err := offers.New(src)
 			if err != nil {
 				t.Fatal(err)
@@ -269,9 +272,13 @@ func TestUnreachableServiceIsAnError(t *testing.T) {
 	}{
 		"ExternalName": {service(ofType(corev1.ServiceTypeExternalName)), "ExternalName"},
 		"no ports":     {service(func(s *corev1.Service) { s.Spec.Ports = nil }), "spec.ports"},
+		"external IPs of somebody else": {
+			service(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.9", "192.0.2.1", "fd00::1"} }),
+			"spec.externalIPs: 192.0.2.1, fd00::1: not in an external network of cluster a",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := offers.New(offers.Source{Cluster: "a", Service: tc.svc}); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := offers.New(offers.Source{Cluster: "a", Service: tc.svc, External: external}); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v does not speak of %s", err, tc.want)
 			}
 		})
@@ -289,7 +296,7 @@ func TestNamesOfFederatedServices(t *testing.T) {
 		"none":                         {namespace: "demo"},
 		"global":                       {"demo", "svc.global.federated.antreaplus.vmware-tanzu.com=foo", "isthmus-system/foo", false},
 		"global, the other spelling":   {"demo", "svc.global.federated.antreaplus.vmware.com=foo", "isthmus-system/foo", false},
-		"global, ours":                 {"kube-system", "federation.isthmus.dev/global-service=foo", "isthmus-system/foo", false},
+		"global, ours":                 {"demo", "federation.isthmus.dev/global-service=foo", "isthmus-system/foo", false},
 		"namespaced":                   {"demo", "svc.federated.antreaplus.vmware.com=foo", "demo/foo", false},
 		"namespaced, another spelling": {"demo", "svc.federated.antreaplus.vmware-tanzu.com=foo", "demo/foo", false},
 		"namespaced, ours":             {"demo", "federation.isthmus.dev/service=foo", "demo/foo", false},
@@ -300,6 +307,7 @@ func TestNamesOfFederatedServices(t *testing.T) {
 		"a name with a hyphen first":   {"demo", "svc.federated.antreaplus.vmware.com=-foo", "", true},
 		"no name at all":               {"demo", "svc.global.federated.antreaplus.vmware-tanzu.com=", "", true},
 		"a namespace of one's own":     {"kube-system", "svc.federated.antreaplus.vmware.com=foo", "", true},
+		"and a global one":             {"kube-system", "svc.global.federated.antreaplus.vmware.com=foo", "", true},
 		"a federated Service is none":  {"demo", "svc.federated.antreaplus.vmware.com=foo fed-svc.antreaplus.vmware-tanzu.com=true", "", false},
 		"an annotation of others":      {"demo", "example.org/service=foo", "", false},
 	} {

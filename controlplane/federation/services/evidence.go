@@ -1,0 +1,200 @@
+package services
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
+)
+
+// knownEndpoints is how many endpoints of a cluster a probe chooses from.
+const knownEndpoints = 32
+
+// reached are the clusters whose endpoints a probe has reached once. A probe that never reaches a cluster, such as behind a
+// NetworkPolicy or in a network that does not route between clusters, proves nothing when it does not reach it either.
+type reached struct {
+	mu sync.Mutex
+	at map[clusterset.ClusterID]time.Time
+}
+
+func (r *reached) ever(id clusterset.ClusterID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ever := r.at[id]
+	return ever
+}
+
+func (r *reached) now(id clusterset.ClusterID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.at == nil {
+		r.at = map[clusterset.ClusterID]time.Time{}
+	}
+	r.at[id] = time.Now()
+}
+
+// Answers is part of reconcile.Witness. The nodes of any member that receive answers of the cluster's endpoints are believed first, then a
+// probe from here, then nodes that receive none.
+func (r *Reconciler) Answers(ctx context.Context, id clusterset.ClusterID, all []reconcile.Member) liveness.Verdict {
+	reported := reports(ctx, all)[id]
+	if reported == liveness.Answering {
+		return reported
+	}
+	switch verdict := r.try(ctx, id, all); {
+	case verdict == liveness.Answering:
+		return verdict
+	case verdict == liveness.Silent && (r.reached.ever(id) || reported == liveness.Silent):
+		return verdict
+	}
+	return reported
+}
+
+// Reach is part of reconcile.Witness.
+func (r *Reconciler) Reach(ctx context.Context, id clusterset.ClusterID, all []reconcile.Member) {
+	r.try(ctx, id, all)
+}
+
+// try probes endpoints of a cluster.
+func (r *Reconciler) try(ctx context.Context, id clusterset.ClusterID, all []reconcile.Member) liveness.Verdict {
+	i := slices.IndexFunc(all, func(m reconcile.Member) bool { return m.ID() == id })
+	if i < 0 {
+		return liveness.Unknown
+	}
+	endpoints := r.endpoints(ctx, all[i])
+	if len(endpoints) == 0 {
+		return liveness.Unknown
+	}
+	verdict := r.probe(ctx, endpoints)
+	if verdict == liveness.Answering {
+		r.reached.now(id)
+	}
+	return verdict
+}
+
+// handshakes tries TCP handshakes with a few of endpoints.
+func handshakes(ctx context.Context, endpoints []netip.AddrPort) liveness.Verdict {
+	probe := liveness.Probe{Endpoints: func(clusterset.ClusterID) []netip.AddrPort { return endpoints }}
+	return probe.Answers(ctx, "")
+}
+
+// endpoints returns ready TCP endpoints that a member offers to others.
+func (r *Reconciler) endpoints(ctx context.Context, m reconcile.Member) []netip.AddrPort {
+	var services corev1.ServiceList
+	if err := m.List(ctx, &services); err != nil {
+		return nil
+	}
+	var found []netip.AddrPort
+	for i := range services.Items {
+		if services.Items[i].Labels[labelMemberOf] == "" {
+			continue
+		}
+		src, err := r.source(ctx, m, &services.Items[i])
+		if err != nil {
+			continue
+		}
+		o, err := offers.New(src)
+		if err != nil {
+			continue
+		}
+		if found = append(found, o.Ready(clusterset.TCP)...); len(found) >= knownEndpoints {
+			return found[:knownEndpoints]
+		}
+	}
+	return found
+}
+
+// reports returns what the agents of reachable members say about other clusters. One node that receives answers outweighs all others.
+func reports(ctx context.Context, all []reconcile.Member) map[clusterset.ClusterID]liveness.Verdict {
+	verdicts := map[clusterset.ClusterID]liveness.Verdict{}
+	for _, m := range all {
+		if !m.Reachable() {
+			continue // what it says is old
+		}
+		var list isthmus.NodeReportList
+		if err := m.List(ctx, &list); err != nil {
+			continue // it has no agents, or does not let leaders read their reports
+		}
+		for i := range list.Items {
+			for _, id := range list.Items[i].Spec.Silent {
+				if verdicts[clusterset.ClusterID(id)] == liveness.Unknown {
+					verdicts[clusterset.ClusterID(id)] = liveness.Silent
+				}
+			}
+			for _, id := range list.Items[i].Spec.Answering {
+				verdicts[clusterset.ClusterID(id)] = liveness.Answering
+			}
+		}
+	}
+	return verdicts
+}
+
+// gone returns the clusters whose endpoints are not used: those that are dead, and those whose API server does not answer while agents
+// of other members get no answers of their endpoints either.
+func gone(ctx context.Context, all []reconcile.Member) map[clusterset.ClusterID]bool {
+	var clusters map[clusterset.ClusterID]bool
+	var reported map[clusterset.ClusterID]liveness.Verdict
+	for _, m := range all {
+		if m.Reachable() {
+			continue
+		}
+		if reported == nil {
+			reported = reports(ctx, all)
+		}
+		if m.Dead() && reported[m.ID()] != liveness.Answering || reported[m.ID()] == liveness.Silent {
+			if clusters == nil {
+				clusters = map[clusterset.ClusterID]bool{}
+			}
+			clusters[m.ID()] = true
+		}
+	}
+	return clusters
+}
+
+// dropGone removes the endpoints of clusters from offers. The properties of the federated Service stay. If no other endpoint would be left
+// that clients can use, it removes none: a wrong endpoint is no worse than none.
+func dropGone(all []offers.Offer, clusters map[clusterset.ClusterID]bool) {
+	if len(clusters) == 0 || !slices.ContainsFunc(all, func(o offers.Offer) bool { return !clusters[o.Cluster] && o.IsReady() }) {
+		return
+	}
+	for i := range all {
+		if clusters[all[i].Cluster] {
+			all[i].Groups = nil
+		}
+	}
+}
+
+// keysOfReport returns every federated Service of which a cluster offers anything, if the report of a node speaks of a cluster.
+func (r *Reconciler) keysOfReport(_ reconcile.Member, o client.Object) []reconcile.Key {
+	report, ok := o.(*isthmus.NodeReport)
+	if !ok || len(report.Spec.Silent) == 0 {
+		return nil
+	}
+	var keys []reconcile.Key
+	r.wanted.Range(func(name, _ any) bool {
+		keys = append(keys, keyOf(name.(clusterset.ServiceName))) //nolint:forcetypeassert // nothing else is in there
+		return true
+	})
+	return keys
+}
+
+// trimReport keeps what a node says about other clusters.
+func trimReport(obj any) (any, error) {
+	report, ok := obj.(*isthmus.NodeReport)
+	if !ok {
+		return obj, nil
+	}
+	kept := &isthmus.NodeReport{}
+	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = report.Namespace, report.Name, report.UID, report.ResourceVersion
+	kept.Spec.Answering, kept.Spec.Silent = report.Spec.Answering, report.Spec.Silent
+	return kept, nil
+}
