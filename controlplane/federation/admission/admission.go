@@ -10,6 +10,7 @@ package admission
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,6 +34,11 @@ const (
 	TokensName = "isthmus-federation-tokens"
 	VIPsName   = "isthmus-federation-vips"
 )
+
+// Policies returns all policies of a member with Isthmus in namespace, and their bindings.
+func Policies(namespace string, member clusterset.ClusterID) []client.Object {
+	return slices.Concat(Claims(), LeaseParameters(), Fence(namespace, member), Own(namespace), Tokens(namespace), VIPs(namespace))
+}
 
 // Claims returns the policy and its binding. The claim of the cluster's id can be neither changed nor deleted while the
 // cluster's Federation refers to it. A Federation refers to the ids of its members; one without members, as in a child
@@ -72,7 +78,7 @@ func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	spec := ofSupervisors(namespace)
 	spec.ParamKind = &admissionv1.ParamKind{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}
 	spec.Variables = []admissionv1.Variable{
-		{Name: "supervisor", Expression: fmt.Sprintf("request.userInfo.username.substring(%d)", len(accounts(namespace)))},
+		{Name: "supervisor", Expression: fmt.Sprintf("request.userInfo.username.substring(size(%q))", accounts(namespace))},
 		{Name: "holder", Expression: `params.spec.?holderIdentity.orValue("")`},
 		{Name: "epoch", Expression: `params.spec.?leaseTransitions.orValue(0)`},
 		{Name: "shown", Expression: `request.operation == "DELETE" || request.operation == "UPDATE" && request.?subResource.orValue("") != "" ? oldObject : object`},
@@ -196,7 +202,7 @@ func Tokens(namespace string) []client.Object {
 		on(admissionv1.Create, "serviceaccounts/token"), on(admissionv1.Delete, "secrets"),
 	}}
 	spec.Variables = []admissionv1.Variable{
-		{Name: "account", Expression: fmt.Sprintf("request.userInfo.username.substring(%d)", len(accounts(namespace))-len(federationv1alpha1.SupervisorAccountPrefix))},
+		{Name: "account", Expression: fmt.Sprintf("request.userInfo.username.substring(size(%q))", strings.TrimSuffix(accounts(namespace), federationv1alpha1.SupervisorAccountPrefix))},
 		{Name: "requests", Expression: `request.resource.resource == "serviceaccounts"`},
 		{Name: "boundKind", Expression: `variables.requests ? dyn(object).spec.?boundObjectRef.?kind.orValue("") : ""`},
 		{Name: "boundName", Expression: `variables.requests ? dyn(object).spec.?boundObjectRef.?name.orValue("") : ""`},

@@ -34,7 +34,7 @@ var all = []string{"get", "list", "watch", "create", "update", "patch", "delete"
 
 // rules returns the rights of a leader in all namespaces of a member. kinds are the kinds of policies that are replicated.
 // The resource of a kind that the member does not have is guessed, so that the right exists when the kind is installed.
-func rules(c client.Client, kinds []federationv1alpha1.PolicyKind) []rbacv1.PolicyRule {
+func rules(mapper meta.RESTMapper, kinds []federationv1alpha1.PolicyKind) []rbacv1.PolicyRule {
 	read := []string{"get", "list", "watch"}
 	given := []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: all},
@@ -51,7 +51,7 @@ func rules(c client.Client, kinds []federationv1alpha1.PolicyKind) []rbacv1.Poli
 	for _, kind := range kinds {
 		gvk := schema.GroupVersionKind(kind)
 		resource, _ := meta.UnsafeGuessKindToResource(gvk)
-		if mapping, err := c.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version); err == nil {
+		if mapping, err := mapper.RESTMapping(gvk.GroupKind(), gvk.Version); err == nil {
 			resource = mapping.Resource
 		}
 		given = append(given, rbacv1.PolicyRule{APIGroups: []string{gvk.Group}, Resources: []string{resource.Resource}, Verbs: all})
@@ -60,9 +60,9 @@ func rules(c client.Client, kinds []federationv1alpha1.PolicyKind) []rbacv1.Poli
 }
 
 // roles returns the rights of leaders in a member: the ClusterRole, and a Role in the namespace of Isthmus.
-func roles(c client.Client, namespace string, member clusterset.ClusterID, kinds []federationv1alpha1.PolicyKind) []client.Object {
+func roles(mapper meta.RESTMapper, namespace string, member clusterset.ClusterID, kinds []federationv1alpha1.PolicyKind) []client.Object {
 	return []client.Object{
-		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: roleName, Labels: admin.Ours()}, Rules: rules(c, kinds)},
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: roleName, Labels: admin.Ours()}, Rules: rules(mapper, kinds)},
 		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: roleName, Labels: admin.Ours()}, Rules: []rbacv1.PolicyRule{
 			// A right to create cannot be limited to a name.
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},

@@ -528,3 +528,42 @@ func names(list client.ObjectList) ([]string, error) {
 	})
 	return found, err
 }
+
+// What the chart installed in a member stays the chart's: neither a formation nor a removal touches it.
+func TestChartsObjectsStay(t *testing.T) {
+	a, _, _ := newTestbed(t)
+	a = supervisor(a)
+	objects := slices.DeleteFunc(MemberObjects(namespace, a.ID), func(o client.Object) bool {
+		return o.GetName() == "isthmus-lease-parameters" // which stays for good
+	})
+	for i, o := range append([]client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}, objects...) {
+		if i > 0 {
+			o.SetLabels(map[string]string{"app.kubernetes.io/instance": "isthmus", "app.kubernetes.io/managed-by": "Helm"})
+		}
+		if err := a.Client.Create(t.Context(), o); err != nil && (i > 0 || !apierrors.IsAlreadyExists(err)) {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			continue // namespaces stay
+		}
+		t.Cleanup(func() {
+			if err := a.Client.Delete(context.WithoutCancel(t.Context()), o); err != nil {
+				t.Errorf("the chart's %T %s is gone: %v", o, o.GetName(), err)
+			}
+		})
+	}
+	if _, err := Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: []Cluster{a}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Remove(t.Context(), Removal{ID: "a", Namespace: namespace, Clusters: []Cluster{a}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		have := o.DeepCopyObject().(client.Object)
+		if err := a.Client.Get(t.Context(), client.ObjectKeyFromObject(o), have); err != nil {
+			t.Errorf("%T %s: %v", o, o.GetName(), err)
+		} else if have.GetLabels()["app.kubernetes.io/managed-by"] != "Helm" {
+			t.Errorf("%T %s was taken over: %v", o, o.GetName(), have.GetLabels())
+		}
+	}
+}

@@ -213,15 +213,10 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 			Spec:       federationv1alpha1.ClusterClaimSpec{Name: name, Value: claims[name]},
 		})
 	}
-	wanted = append(wanted, roles(c.Client, s.namespace, c.ID, s.kinds())...)
-	wanted = append(wanted, admission.Claims()...)
-	wanted = append(wanted, admission.LeaseParameters()...)
-	wanted = append(wanted, admission.Fence(s.namespace, c.ID)...)
-	wanted = append(wanted, admission.Own(s.namespace)...)
-	wanted = append(wanted, admission.Tokens(s.namespace)...)
-	wanted = append(wanted, s.vips(ctx, c)...)
+	wanted = append(wanted, roles(c.Client.RESTMapper(), s.namespace, c.ID, s.kinds())...)
+	wanted = append(wanted, s.policies(ctx, c)...)
 	for _, obj := range wanted {
-		err := admin.Apply(ctx, c.Client, obj)
+		err := apply(ctx, c.Client, obj)
 		if meta.IsNoMatchError(err) {
 			return fmt.Errorf("the cluster cannot be a member: without ValidatingAdmissionPolicies it could not reject writes from a former leader; it needs Kubernetes 1.30 or newer: %w", err)
 		}
@@ -232,15 +227,25 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 	return admin.InstallFences(ctx, c.Client, s.namespace)
 }
 
-// vips returns the policy about ClusterSetIPs that the API server of c can evaluate.
-func (s *survey) vips(ctx context.Context, c *Cluster) []client.Object {
-	wanted := admission.VIPs(s.namespace)
-	trial, _ := wanted[0].DeepCopyObject().(client.Object)
+// policies returns the admission policies that the API server of c can evaluate.
+func (s *survey) policies(ctx context.Context, c *Cluster) []client.Object {
+	all := admission.Policies(s.namespace, c.ID)
+	trial, _ := admission.VIPs(s.namespace)[0].DeepCopyObject().(client.Object)
 	trial.SetName(trial.GetName() + ".trial") // it is not written
 	if err := c.Client.Create(ctx, trial, client.DryRunAll); apierrors.IsInvalid(err) {
-		return admission.NoVIPs(s.namespace)
+		all = slices.DeleteFunc(all, func(o client.Object) bool { return o.GetName() == admission.VIPsName })
+		all = append(all, admission.NoVIPs(s.namespace)...)
 	}
-	return wanted
+	return all
+}
+
+// apply writes an object of a member, unless its chart has: a release that may change it is installed there.
+func apply(ctx context.Context, c client.Client, obj client.Object) error {
+	installed, err := admin.ByChart(ctx, c, obj)
+	if installed || err != nil {
+		return err
+	}
+	return admin.Apply(ctx, c, obj)
 }
 
 // clusterSetIP returns the settings of ClusterSetIPs in the Federations of the supervisors.

@@ -89,7 +89,7 @@ func (s *survey) permitRenewal(ctx context.Context, c *Cluster) error {
 		wanted = append(wanted, secretRights(s.namespace, s.secretNames()...)...)
 	}
 	for _, obj := range wanted {
-		if err := admin.Apply(ctx, c.Client, obj); err != nil {
+		if err := apply(ctx, c.Client, obj); err != nil {
 			return err
 		}
 	}

@@ -73,7 +73,7 @@ var Steps = []Step{
 	},
 	{
 		Name:    "chart",
-		About:   "the chart's copies of the CRDs, of the roles and of the admission policies",
+		About:   "the chart's copies of the CRDs, of the roles and of the admission policies, and what fences a member of a federation",
 		Outputs: []string{"deploy/helm/isthmus/crds/*.yaml", "deploy/helm/isthmus/files/*.yaml", "deploy/helm/isthmus/files/policies/*.yaml"},
 		run:     chart,
 	},
@@ -85,7 +85,7 @@ var Steps = []Step{
 	},
 	{
 		Name:    "manifests",
-		About:   "plain manifests, by rendering the chart with its defaults",
+		About:   "plain manifests: the chart with its defaults, and what forms a federation",
 		Outputs: []string{"deploy/manifests/*.yaml"},
 		run:     manifests,
 	},
@@ -208,7 +208,7 @@ func chart(ctx context.Context, root string) error {
 			return err
 		}
 	}
-	return nil
+	return federationChart(root)
 }
 
 // manifests renders the chart with its defaults.
@@ -237,7 +237,10 @@ func manifests(ctx context.Context, root string) error {
 	if err := write(filepath.Join(root, "deploy/manifests/crds.yaml"), crds.Bytes()); err != nil {
 		return err
 	}
-	return write(filepath.Join(root, "deploy/manifests/isthmus.yaml"), append([]byte(note), rendered...))
+	if err := write(filepath.Join(root, "deploy/manifests/isthmus.yaml"), append([]byte(note), rendered...)); err != nil {
+		return err
+	}
+	return federationManifests(root)
 }
 
 // write writes a file, and makes its folder.

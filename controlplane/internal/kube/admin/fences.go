@@ -31,7 +31,7 @@ func InstallFences(ctx context.Context, c client.Client, namespace string) error
 		return err
 	}
 	for _, obj := range policies {
-		installed, err := byChart(ctx, c, obj)
+		installed, err := ByChart(ctx, c, obj)
 		if meta.IsNoMatchError(err) {
 			return fmt.Errorf("%s: %w", needsNewerVersion, err)
 		}
@@ -66,7 +66,7 @@ func RemoveFences(ctx context.Context, c client.Client, namespace string, others
 		return err
 	}
 	for _, obj := range policies {
-		installed, err := byChart(ctx, c, obj)
+		installed, err := ByChart(ctx, c, obj)
 		if err != nil && !IsAbsent(err) {
 			return err
 		}
@@ -80,8 +80,8 @@ func RemoveFences(ctx context.Context, c client.Client, namespace string, others
 	return nil
 }
 
-// byChart reports whether the object that obj names belongs to a release or to the manifests.
-func byChart(ctx context.Context, c client.Client, obj client.Object) (bool, error) {
+// ByChart reports whether the object that obj names belongs to a release or to the manifests.
+func ByChart(ctx context.Context, c client.Client, obj client.Object) (bool, error) {
 	have := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
 	err := c.Get(ctx, client.ObjectKeyFromObject(obj), have)
 	if client.IgnoreNotFound(err) != nil {
