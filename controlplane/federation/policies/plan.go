@@ -41,9 +41,13 @@ type step struct {
 // asks reports whether users asked to replicate the object, and the Federation grants it.
 func (h *observed) asks() bool { return h.object != nil && federated(h.object) && h.denial == nil }
 
-// origin returns the origin of a policy: the oldest object that asks to be replicated, and of equally old ones that of
-// the cluster that sorts first. It returns nil if there is none.
+// origin returns the origin of a policy: the one that most copies have, as long as it asks to be replicated, because ages are by
+// the clocks of other clusters. Otherwise it is the oldest object that asks, and of equally old ones that of the cluster that sorts
+// first. It returns nil if there is none.
 func origin(all []observed) *observed {
+	if i := copied(all); i >= 0 {
+		return &all[i]
+	}
 	var first *observed
 	for i := range all {
 		h := &all[i]
@@ -55,6 +59,26 @@ func origin(all []observed) *observed {
 		}
 	}
 	return first
+}
+
+// copied returns the index of the object that asks to be replicated and that most copies have, and of several the first one;
+// -1 if there is no copy of any.
+func copied(all []observed) int {
+	copies := map[clusterset.ClusterID]int{}
+	for i := range all {
+		if all[i].object != nil {
+			if cluster, ok := copyOf(all[i].object); ok {
+				copies[clusterset.ClusterID(cluster)]++
+			}
+		}
+	}
+	most := -1
+	for i := range all {
+		if n := copies[all[i].member]; all[i].asks() && n > 0 && (most < 0 || n > copies[all[most].member]) {
+			most = i
+		}
+	}
+	return most
 }
 
 func older(a, b *observed) bool {

@@ -81,7 +81,9 @@ func TestDecide(t *testing.T) {
 		"copy was mended":              {into: in("c", edit(made, annotate(annotationRestored, "noon"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Drift},
 		"a user annotates a copy":      {into: in("c", edit(made, annotate("note", "x"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
 		"server stores something else": {into: in("c", edit(edit(made, say("X")), annotate(annotationStored, digest(map[string]any{"spec": map[string]any{"says": "X"}})))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
-		"other origin now":             {into: in("c", made), others: []observed{in("a", asked(2, "x")), in("b", asked(1, "x"))}, want: replace, state: Pending},
+		"an older one, by its clock":   {into: in("c", made), others: []observed{in("a", asked(2, "y")), in("b", asked(1, "x"))}, want: leave, state: Applied},
+		"most copies are of another":   {into: in("c", made), others: []observed{in("a", asked(0, "y")), in("b", asked(1, "x")), in("d", copyFrom("a", asked(0, "y"))), in("e", copyFrom("a", asked(0, "y")))}, want: replace, state: Pending},
+		"other origin now":             {into: in("c", made), others: []observed{in("a", asked(2, "x")), in("b", nil)}, want: replace, state: Pending},
 
 		"own object":           {into: in("c", policy(9, "x", nil)), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Taken},
 		"own federated object": {into: in("c", asked(0, "x")), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Taken},

@@ -96,6 +96,9 @@ func aboutFamilies(err error) bool {
 func (r *Reconciler) shape(svc *corev1.Service, s *snapshot, fed offers.Federated) error {
 	metav1.SetMetaDataLabel(&svc.ObjectMeta, isthmus.LabelManagedBy, v1alpha1.ManagedBy)
 	metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.MarkFederatedService, "true")
+	if slices.ContainsFunc(s.offers, func(o offers.Offer) bool { return o.Mark() == fed.First }) { // and not of a kept cluster
+		metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.AnnotationFirst, fed.First)
+	}
 	if r.hostname != nil {
 		outside, err := r.outsideName(s.name)
 		switch {

@@ -579,3 +579,36 @@ func TestDeletedNamespace(t *testing.T) {
 		t.Errorf("what vanished without its namespace: %q", got)
 	}
 }
+
+// The member Service that was first so far stays first, although another one is older by its cluster's clock.
+func TestFirstStaysFirst(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	w.offer("b", "web", global, "shop", func(s *corev1.Service) { s.Spec.Ports[0].Name = "web" }, "10.2.0.1")
+	w.sync()
+	first := func(id clusterset.ClusterID) string {
+		svc, _ := get[corev1.Service](w, id, system, "shop")
+		return svc.Annotations["federation.isthmus.dev/first"] + " " + svc.Spec.Ports[0].Name
+	}
+	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
+		if got, want := first(id), "a/"+w.namespace+"/web http"; got != want {
+			t.Errorf("%s: %s, want %s", id, got, want)
+		}
+	}
+	for _, id := range []clusterset.ClusterID{"b", "c"} { // as if the younger one had been first
+		w.edit(id, system, "shop", func(s *corev1.Service) { s.Annotations["federation.isthmus.dev/first"] = "b/" + w.namespace + "/web" })
+	}
+	w.sync()
+	w.sync()
+	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
+		if got, want := first(id), "b/"+w.namespace+"/web web"; got != want {
+			t.Errorf("%s: %s, want %s", id, got, want)
+		}
+	}
+	before := w.versions()
+	w.sync()
+	if diff := cmp.Diff(before, w.versions()); diff != "" {
+		t.Errorf("at rest something is written: %s", diff)
+	}
+}

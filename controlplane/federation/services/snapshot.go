@@ -36,6 +36,7 @@ type snapshot struct {
 	taken    []clusterset.ClusterID                      // clusters in which a user's Service has the name, sorted
 	lacking  []clusterset.ClusterID                      // clusters without the namespace of global Services, sorted
 	foreign  []string                                    // clusters whose ServiceImport has addresses that are not the federation's, and why
+	firsts   []string                                    // the marks of the first member Service on the federated Services of all clusters
 	blocked  ownAddresses                                // addresses of the members themselves, inside the ranges of ClusterSetIPs
 
 	// Existing objects in the reconciled member.
@@ -86,6 +87,7 @@ func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into
 		}
 		s.foreign = append(s.foreign, foreign...)
 	}
+	offers.KeepFirst(s.offers, s.firsts)
 	dropGone(s.offers, gone(ctx, all))
 	s.incomplete, s.unresolved = map[source]bool{}, map[hostOf]bool{}
 	for _, o := range s.offers {
@@ -133,6 +135,8 @@ func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Me
 		return err
 	case err == nil && !offers.IsOurs(&result):
 		s.taken = append(s.taken, m.ID())
+	case err == nil:
+		s.firsts = append(s.firsts, result.Annotations[v1alpha1.AnnotationFirst])
 	}
 	if here {
 		if err == nil {

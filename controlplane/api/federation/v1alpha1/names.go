@@ -68,6 +68,9 @@ const (
 	// AnnotationPolicyStatus describes the state of a replicated policy. Leaders write it.
 	AnnotationPolicyStatus = "federation.isthmus.dev/policy-status"
 
+	// AnnotationFirst on a federated Service names the member Service that its port names, session affinity and first family come from,
+	// as CLUSTER/NAMESPACE/NAME.
+	AnnotationFirst = "federation.isthmus.dev/first"
 	// MarkFederatedService marks a federated Service.
 	MarkFederatedService = "fed-svc.antreaplus.vmware-tanzu.com"
 	// MarkCluster on an EndpointSlice of a federated Service is the id of the cluster of its endpoints.

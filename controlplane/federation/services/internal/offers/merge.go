@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
@@ -15,6 +16,7 @@ type Federated struct {
 	Families  []clusterset.Family
 	Affinity  clusterset.SessionAffinity
 	Clusters  []clusterset.ClusterID // with offers, sorted
+	First     string                 // the Mark of the oldest offer
 	Conflicts []Conflict
 }
 
@@ -34,6 +36,32 @@ type Conflict struct {
 func (c Conflict) Message() string {
 	return fmt.Sprintf("port %s of service %s in cluster %s is left out: service %s in cluster %s is older and has %s; make them the same",
 		portText(c.Port), c.Service, c.Cluster, c.By, c.In, portText(c.Winner))
+}
+
+// Mark names the member Service of an offer, as CLUSTER/NAMESPACE/NAME.
+func (o Offer) Mark() string { return string(o.Cluster) + "/" + o.Service.String() }
+
+// KeepFirst lets the offer that was first so far stay first, whatever the clocks of clusters say about ages: a member that joins
+// later, in a cluster whose clock is behind, changes nothing for the clients of others. marks are those on the federated Services of
+// all clusters. If they differ, such as after a partition, the most frequent one counts, and of these the lowest.
+func KeepFirst(all []Offer, marks []string) {
+	votes := map[string]int{}
+	for _, mark := range marks {
+		if slices.ContainsFunc(all, func(o Offer) bool { return o.Mark() == mark }) {
+			votes[mark]++
+		}
+	}
+	first := ""
+	for mark, n := range votes {
+		if first == "" || n > votes[first] || n == votes[first] && mark < first {
+			first = mark
+		}
+	}
+	for i := range all {
+		if all[i].Mark() == first {
+			all[i].ExportedAt = time.Time{}
+		}
+	}
 }
 
 func portText(p clusterset.Port) string {
@@ -68,7 +96,7 @@ func Merge(all []Offer) Federated {
 	var taken []origin
 	for i, o := range byAge {
 		if i == 0 {
-			fed.Affinity = o.SessionAffinity
+			fed.Affinity, fed.First = o.SessionAffinity, o.Mark()
 		}
 		older := len(taken) // ports of one Service do not conflict with each other
 		for _, p := range o.Ports {

@@ -41,6 +41,32 @@ func offer(cluster string, age time.Duration, ports ...string) offers.Offer {
 	return o
 }
 
+// What is first stays first, until it goes. Ages are by the clocks of other clusters.
+func TestKeepFirst(t *testing.T) {
+	a, b, late := offer("a", 5, "http 80/TCP"), offer("b", 6, "web 80/TCP"), offer("c", -3600, "evil 80/TCP")
+	for name, tc := range map[string]struct {
+		all   []offers.Offer
+		marks []string
+		want  string
+	}{
+		"no Service yet":             {[]offers.Offer{a, b}, nil, "a/demo/web-a"},
+		"a clock that is behind":     {[]offers.Offer{a, b, late}, []string{"a/demo/web-a", "a/demo/web-a", ""}, "a/demo/web-a"},
+		"and nothing was first":      {[]offers.Offer{a, b, late}, []string{"", ""}, "c/demo/web-c"},
+		"the first one is gone":      {[]offers.Offer{b, late}, []string{"a/demo/web-a"}, "c/demo/web-c"},
+		"after a partition":          {[]offers.Offer{a, b, late}, []string{"a/demo/web-a", "b/demo/web-b", "b/demo/web-b"}, "b/demo/web-b"},
+		"after one, as often":        {[]offers.Offer{a, b, late}, []string{"b/demo/web-b", "a/demo/web-a"}, "a/demo/web-a"},
+		"marks of what is not there": {[]offers.Offer{a, b}, []string{"x/demo/web-x", "x/demo/web-x", "b/demo/web-b"}, "b/demo/web-b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := slices.Clone(tc.all)
+			offers.KeepFirst(all, tc.marks)
+			if got := offers.Merge(all).First; got != tc.want {
+				t.Errorf("%s is first, want %s", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestMergePorts(t *testing.T) {
 	a := offer("a", 0, "http 80/TCP")
 	for name, tc := range map[string]struct {
