@@ -529,7 +529,7 @@ func names(list client.ObjectList) ([]string, error) {
 	return found, err
 }
 
-// What the chart installed in a member stays the chart's: neither a formation nor a removal touches it.
+// A formation and a removal leave the objects of the chart alone.
 func TestChartsObjectsStay(t *testing.T) {
 	a, _, _ := newTestbed(t)
 	a = supervisor(a)

@@ -41,7 +41,7 @@ func offer(cluster string, age time.Duration, ports ...string) offers.Offer {
 	return o
 }
 
-// What is first stays first, until it goes. Ages are by the clocks of other clusters.
+// The first offer stays first until it goes. Ages are by the clocks of other clusters.
 func TestKeepFirst(t *testing.T) {
 	a, b, late := offer("a", 5, "http 80/TCP"), offer("b", 6, "web 80/TCP"), offer("c", -3600, "evil 80/TCP")
 	for name, tc := range map[string]struct {
