@@ -66,10 +66,11 @@ func TestDeadMember(t *testing.T) {
 	await.True(t, "the status is clean", func() bool { m := w.status("a", "c"); return m.Reachable && m.Message == "" })
 }
 
-// Agents of a member say that a cluster is silent. Its endpoints go as soon as its API server does not answer either, and
-// stay while it does.
+// Agents of a member say that a cluster is silent, which nobody else knows. Its endpoints go if its API server does not answer either,
+// and stay while it does, or while other agents get answers.
 func TestSilenceSeenByAgents(t *testing.T) {
 	w := newTestbed(t)
+	w.probe = federation.NoProbe
 	w.supervise("a", "one")
 	w.offer("a", "web", "10.1.0.1")
 	w.offer("c", "web", "10.3.0.1")
@@ -84,7 +85,14 @@ func TestSilenceSeenByAgents(t *testing.T) {
 	w.offer("a", "late", "10.1.0.2") // is written after the report was read
 	w.awaitEverywhere("late", "10.1.0.2")
 	w.leadsTo("b", "web", "10.1.0.1", "10.3.0.1")
+	other := &v1alpha1.NodeReport{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "other"}, Spec: v1alpha1.NodeReportSpec{Answering: []string{"c"}}}
+	w.create("a", other)
 	w.gates["a c"].Shut()
+	<-time.After(6 * federation.Scaled(factor).Liveness.Stale)
+	w.leadsTo("b", "web", "10.1.0.1", "10.3.0.1")
+	if err := w.admin["a"].Delete(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
 	for _, id := range ids[:2] {
 		w.leadsTo(id, "web", "10.1.0.1")
 	}

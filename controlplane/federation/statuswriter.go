@@ -175,10 +175,14 @@ func (w *statusWriter) describe(status *federationv1alpha1.FederationStatus, of 
 
 // buried says that a member's endpoints are not used.
 func buried(m engine.MemberState) string {
-	if !m.Dead {
+	switch {
+	case !m.Dead:
 		return ""
+	case m.Reachable:
+		return "it was dead more than once; federated Services lead there again when it has answered for a while"
+	default:
+		return "; its endpoints do not answer either, so federated Services lead there only where no other cluster serves"
 	}
-	return "; its endpoints do not answer either, so federated Services no longer lead there"
 }
 
 // differing returns the condition that other supervisors have other settings, nil if none is known to.

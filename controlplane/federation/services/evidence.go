@@ -88,29 +88,29 @@ func handshakes(ctx context.Context, endpoints []netip.AddrPort) liveness.Verdic
 }
 
 // endpoints returns ready TCP endpoints that a member offers to others.
-func (r *Reconciler) endpoints(ctx context.Context, m reconcile.Member) []netip.AddrPort {
-	var services corev1.ServiceList
-	if err := m.List(ctx, &services); err != nil {
-		return nil
-	}
-	var found []netip.AddrPort
-	for i := range services.Items {
-		if services.Items[i].Labels[labelMemberOf] == "" {
-			continue
+func (r *Reconciler) endpoints(ctx context.Context, m reconcile.Member) (found []netip.AddrPort) {
+	r.wanted.Range(func(key, _ any) bool {
+		name := key.(clusterset.ServiceName) //nolint:forcetypeassert // nothing else is in there
+		var members corev1.ServiceList
+		if err := m.List(ctx, &members, client.MatchingLabels{labelMemberOf: memberOf(name)}); err != nil {
+			return false
 		}
-		src, err := r.source(ctx, m, &services.Items[i])
-		if err != nil {
-			continue
+		for i := range members.Items {
+			svc := &members.Items[i]
+			if r.grants.Service(m.ID(), svc.Namespace, name, name.Namespace == r.system) != nil {
+				continue // anybody may make one, with endpoints of any address
+			}
+			src, err := r.source(ctx, m, svc)
+			if err != nil {
+				continue
+			}
+			if o, err := offers.New(src); err == nil {
+				found = append(found, o.Ready(clusterset.TCP)...)
+			}
 		}
-		o, err := offers.New(src)
-		if err != nil {
-			continue
-		}
-		if found = append(found, o.Ready(clusterset.TCP)...); len(found) >= knownEndpoints {
-			return found[:knownEndpoints]
-		}
-	}
-	return found
+		return len(found) < knownEndpoints
+	})
+	return found[:min(len(found), knownEndpoints)]
 }
 
 // reports returns what the agents of reachable members say about other clusters. One node that receives answers outweighs all others.
@@ -138,54 +138,33 @@ func reports(ctx context.Context, all []reconcile.Member) map[clusterset.Cluster
 	return verdicts
 }
 
-// gone returns the clusters whose endpoints are not used: those that are dead, and those whose API server does not answer while agents
-// of other members get no answers of their endpoints either.
-func gone(ctx context.Context, all []reconcile.Member) map[clusterset.ClusterID]bool {
-	var clusters map[clusterset.ClusterID]bool
-	var reported map[clusterset.ClusterID]liveness.Verdict
+// dead returns the clusters whose endpoints are not used.
+func dead(all []reconcile.Member) map[clusterset.ClusterID]bool {
+	clusters := map[clusterset.ClusterID]bool{}
 	for _, m := range all {
-		if m.Reachable() {
-			continue
-		}
-		if reported == nil {
-			reported = reports(ctx, all)
-		}
-		if m.Dead() && reported[m.ID()] != liveness.Answering || reported[m.ID()] == liveness.Silent {
-			if clusters == nil {
-				clusters = map[clusterset.ClusterID]bool{}
-			}
+		if m.Dead() {
 			clusters[m.ID()] = true
 		}
 	}
 	return clusters
 }
 
-// dropGone removes the endpoints of clusters from offers. The properties of the federated Service stay. If no other endpoint would be left
-// that clients can use, it removes none: a wrong endpoint is no worse than none.
-func dropGone(all []offers.Offer, clusters map[clusterset.ClusterID]bool) {
-	if len(clusters) == 0 || !slices.ContainsFunc(all, func(o offers.Offer) bool { return !clusters[o.Cluster] && o.IsReady() }) {
+// dropDead removes the endpoints of dead clusters from the offers. The properties of the federated Service stay. If no other endpoint would
+// be left that clients can use, it removes none: a wrong endpoint is no worse than none.
+func (s *snapshot) dropDead(clusters map[clusterset.ClusterID]bool) {
+	if len(clusters) == 0 || !slices.ContainsFunc(s.offers, func(o offers.Offer) bool { return !clusters[o.Cluster] && o.IsReady() }) {
 		return
 	}
-	for i := range all {
-		if clusters[all[i].Cluster] {
-			all[i].Groups = nil
+	s.dropped = clusters
+	for i := range s.offers {
+		if o := &s.offers[i]; clusters[o.Cluster] {
+			o.Groups, o.Unresolved, o.Sliceless = nil, nil, false
 		}
 	}
 }
 
-// keysOfReport returns every federated Service of which a cluster offers anything, if the report of a node speaks of a cluster.
-func (r *Reconciler) keysOfReport(_ reconcile.Member, o client.Object) []reconcile.Key {
-	report, ok := o.(*isthmus.NodeReport)
-	if !ok || len(report.Spec.Silent) == 0 {
-		return nil
-	}
-	var keys []reconcile.Key
-	r.wanted.Range(func(name, _ any) bool {
-		keys = append(keys, keyOf(name.(clusterset.ServiceName))) //nolint:forcetypeassert // nothing else is in there
-		return true
-	})
-	return keys
-}
+// noKeys is for kinds whose changes are read when they are needed.
+func noKeys(reconcile.Member, client.Object) []reconcile.Key { return nil }
 
 // trimReport keeps what a node says about other clusters.
 func trimReport(obj any) (any, error) {

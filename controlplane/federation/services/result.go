@@ -96,7 +96,8 @@ func aboutFamilies(err error) bool {
 func (r *Reconciler) shape(svc *corev1.Service, s *snapshot, fed offers.Federated) error {
 	metav1.SetMetaDataLabel(&svc.ObjectMeta, isthmus.LabelManagedBy, v1alpha1.ManagedBy)
 	metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.MarkFederatedService, "true")
-	if slices.ContainsFunc(s.offers, func(o offers.Offer) bool { return o.Mark() == fed.First }) { // and not of a kept cluster
+	// While a cluster is unread, or kept, the first one may be there.
+	if !s.unread && slices.ContainsFunc(s.offers, func(o offers.Offer) bool { return o.Mark() == fed.First }) {
 		metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.AnnotationFirst, fed.First)
 	}
 	if r.hostname != nil {

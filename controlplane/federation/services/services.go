@@ -87,8 +87,6 @@ var (
 	_ reconcile.Runner     = (*Reconciler)(nil)
 	_ reconcile.Guarded    = (*Reconciler)(nil)
 	_ reconcile.Witness    = (*Reconciler)(nil)
-
-	_ reconcile.ReachabilityObserver = (*Reconciler)(nil)
 )
 
 // New returns a Reconciler. The error joins all faults and names the fields.
@@ -176,9 +174,6 @@ func Joins(svc *corev1.Service, system string) (clusterset.ServiceName, bool) {
 	name, ok, _ := offers.Name(svc, system)
 	return name, ok
 }
-
-// ObservesReachability is part of reconcile.ReachabilityObserver: endpoints of an unreachable member may be gone.
-func (*Reconciler) ObservesReachability() {}
 
 // Name is part of reconcile.Reconciler.
 func (r *Reconciler) Name() string { return "services" }

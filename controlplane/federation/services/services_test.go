@@ -20,7 +20,9 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/tools/await"
 )
 
@@ -534,6 +536,40 @@ func TestDeadCluster(t *testing.T) {
 	w.sync()
 	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080", "b: 10.2.0.1:8080"}) {
 		t.Errorf("when it is back: %q", got)
+	}
+	w.restart(v1alpha1.FederationSpec{}) // by a process that never read b
+	w.Member("b").Kill()
+	w.sync()
+	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+		t.Errorf("of a cluster that was never read: %q", got)
+	}
+	if svc, _ := get[corev1.Service](w, "c", system, "shop"); svc.Annotations["federation.isthmus.dev/first"] != "a/"+w.namespace+"/web" {
+		t.Errorf("first is %s", svc.Annotations["federation.isthmus.dev/first"])
+	}
+}
+
+// Endpoints of Services that no grant allows are tried for nobody: anybody may make one, with an address that always answers.
+func TestProbedEndpoints(t *testing.T) {
+	namespace := v1alpha1.Pattern(namespaceOf(t))
+	w := newTestbed(t, v1alpha1.FederationSpec{})
+	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
+	w.offer("b", "thief", global, "other", nil, "10.2.0.66")
+	var tried []netip.AddrPort
+	w.probe = func(_ context.Context, endpoints []netip.AddrPort) liveness.Verdict {
+		tried = endpoints
+		return liveness.Silent
+	}
+	w.restart(v1alpha1.FederationSpec{Grants: []v1alpha1.Grant{{Namespaces: []v1alpha1.Pattern{namespace}, GlobalServices: []v1alpha1.Pattern{"shop"}}}})
+	w.sync()
+	all := []reconcile.Member{w.Member("a"), w.Member("b"), w.Member("c")}
+	if got := w.reconciler.Answers(t.Context(), "b", all); got != liveness.Unknown { // no try has ever succeeded
+		t.Errorf("verdict %v", got)
+	}
+	if want := []netip.AddrPort{netip.MustParseAddrPort("10.2.0.1:8080")}; !slices.Equal(tried, want) {
+		t.Errorf("tried %v, want %v", tried, want)
+	}
+	if got := w.reconciler.Answers(t.Context(), "c", all); got != liveness.Unknown {
+		t.Errorf("verdict %v of a cluster without endpoints", got)
 	}
 }
 

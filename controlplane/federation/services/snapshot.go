@@ -37,6 +37,7 @@ type snapshot struct {
 	lacking  []clusterset.ClusterID                      // clusters without the namespace of global Services, sorted
 	foreign  []string                                    // clusters whose ServiceImport has addresses that are not the federation's, and why
 	firsts   []string                                    // the marks of the first member Service on the federated Services of all clusters
+	dropped  map[clusterset.ClusterID]bool               // dead clusters, if others serve
 	blocked  ownAddresses                                // addresses of the members themselves, inside the ranges of ClusterSetIPs
 
 	// Existing objects in the reconciled member.
@@ -88,7 +89,7 @@ func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into
 		s.foreign = append(s.foreign, foreign...)
 	}
 	offers.KeepFirst(s.offers, s.firsts)
-	dropGone(s.offers, gone(ctx, all))
+	s.dropDead(dead(all))
 	s.incomplete, s.unresolved = map[source]bool{}, map[hostOf]bool{}
 	for _, o := range s.offers {
 		from := source{o.Cluster, o.Service.String()}

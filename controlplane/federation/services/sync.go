@@ -63,7 +63,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 	}
 	stays := func(es *discoveryv1.EndpointSlice) bool {
 		from := sourceOf(es)
-		return slices.Contains(kept, from.cluster) || s.incomplete[from] || s.unresolved[hostOf{from, es.Annotations[offers.AnnotationHost]}]
+		return slices.Contains(kept, from.cluster) && !s.dropped[from.cluster] || s.incomplete[from] || s.unresolved[hostOf{from, es.Annotations[offers.AnnotationHost]}]
 	}
 	if offers.AsksForNear(s.offers, into.ID()) {
 		zones, err := zonesOf(ctx, into)

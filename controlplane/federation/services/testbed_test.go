@@ -30,6 +30,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile/reconciletest"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
@@ -57,6 +58,7 @@ type testbed struct {
 	reconciler *services.Reconciler
 	namespace  string
 	resolve    func(context.Context, string) ([]netip.Addr, time.Duration, error) // of what restart makes
+	probe      func(context.Context, []netip.AddrPort) liveness.Verdict           // likewise
 }
 
 var scheme = func() *runtime.Scheme {
@@ -114,7 +116,7 @@ func (w *testbed) restart(spec v1alpha1.FederationSpec) {
 	w.reconciler, err = services.New(services.Config{
 		Namespace: system, Federation: spec, Log: slog.New(slog.DiscardHandler),
 		Guard:   withdrawal.Config[clusterset.ServiceName]{Times: withdrawal.Times{Window: 10 * time.Millisecond, Grace: time.Millisecond}},
-		Resolve: w.resolve,
+		Resolve: w.resolve, Probe: w.probe,
 	})
 	if err != nil {
 		w.t.Fatal(err)

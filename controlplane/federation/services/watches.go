@@ -57,7 +57,7 @@ func (r *Reconciler) Watches() []reconcile.Watch {
 			Kind: objectcache.Kind{Source: objectcache.Source{
 				Object: &isthmus.NodeReport{}, Namespace: r.isthmus, Trim: trimReport, Optional: true, SkipIfForbidden: true,
 			}},
-			Keys: r.keysOfReport,
+			Keys: noKeys,
 		},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"path/filepath"
+	"regexp"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -13,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 )
 
@@ -23,10 +25,13 @@ const (
 	supervisorPlaceholder = "SUPERVISOR_ID"
 )
 
-// federationChart writes the objects of a federation's member for the chart.
+// placeholder is a placeholder that is a whole value. It is quoted, because what stands there later may be a number.
+var placeholder = regexp.MustCompile(`(?m)([:-] )(` + memberPlaceholder + `|` + supervisorPlaceholder + `)$`)
+
+// federationChart writes the admission policies of a federation's member for the chart.
 func federationChart(root string) error {
-	return writeObjects(filepath.Join(root, "deploy/helm/isthmus/files/federation-member.yaml"), "",
-		bootstrap.MemberObjects(namespacePlaceholder, memberPlaceholder))
+	return writeObjects(filepath.Join(root, "deploy/helm/isthmus/files/federation-policies.yaml"), "",
+		admission.Policies(namespacePlaceholder, memberPlaceholder))
 }
 
 // federationManifests writes the objects by which a federation is formed without isthmusctl and the chart.
@@ -69,7 +74,7 @@ func writeObjects(path, note string, objects []client.Object) error {
 		if i > 0 {
 			text.WriteString("---\n")
 		}
-		text.Write(document)
+		text.Write(placeholder.ReplaceAll(document, []byte(`$1"$2"`)))
 	}
 	return write(path, text.Bytes())
 }

@@ -16,6 +16,9 @@ import (
 // ErrAnotherCluster is returned when the API server at the member's address belongs to another cluster.
 var ErrAnotherCluster = errors.New("it is another cluster")
 
+// errNotUnderstood is returned for an answer of another form than this version knows.
+var errNotUnderstood = errors.New("the answer is not understood")
+
 // identity is the identity of a cluster and its claims.
 type identity struct {
 	uid        string // of the namespace kube-system
@@ -70,10 +73,12 @@ func settings(ctx context.Context, send func(*http.Request) (*http.Response, err
 	var federation federationv1alpha1.Federation
 	err := get(ctx, send, "/apis/"+federationv1alpha1.GroupVersion.String()+"/federations/"+federationv1alpha1.FederationName, &federation)
 	var status *statusError
-	if errors.As(err, &status) && (status.code == http.StatusNotFound || status.code == http.StatusForbidden) {
-		return Settings{Denied: status.code == http.StatusForbidden}, nil // a cluster that an earlier version formed grants no such right
-	}
-	if err != nil {
+	switch {
+	case errors.As(err, &status): // a cluster that an earlier version formed grants no such right
+		return Settings{Denied: status.code == http.StatusForbidden}, nil
+	case errors.Is(err, errNotUnderstood): // it has another version
+		return Settings{}, nil
+	case err != nil:
 		return Settings{}, err
 	}
 	return SettingsOf(federation.Spec), nil
@@ -98,7 +103,10 @@ func get(ctx context.Context, send func(*http.Request) (*http.Response, error), 
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(content, into)
+	if err := json.Unmarshal(content, into); err != nil {
+		return fmt.Errorf("%w: GET %s: %w", errNotUnderstood, path, err)
+	}
+	return nil
 }
 
 // explain returns the cause of err and the remedy, in a text that stays the same between two attempts.

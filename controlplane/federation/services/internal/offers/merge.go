@@ -59,7 +59,7 @@ func KeepFirst(all []Offer, marks []string) {
 	}
 	for i := range all {
 		if all[i].Mark() == first {
-			all[i].ExportedAt = time.Time{}
+			all[i].ExportedAt = time.Time{}.Add(1) // offers for kept clusters are older
 		}
 	}
 }

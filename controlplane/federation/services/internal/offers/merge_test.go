@@ -63,6 +63,11 @@ func TestKeepFirst(t *testing.T) {
 			if got := offers.Merge(all).First; got != tc.want {
 				t.Errorf("%s is first, want %s", got, tc.want)
 			}
+			kept := offer("z", 0, "kept 80/TCP") // of a cluster that is held back: its slices serve these ports
+			kept.ExportedAt = time.Time{}
+			if got := offers.Merge(append(all, kept)).Ports[0].Name; got != "kept" {
+				t.Errorf("port %s, want that of the kept slices", got)
+			}
 		})
 	}
 }
