@@ -17,6 +17,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
 	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
@@ -74,6 +75,7 @@ func TestFederation(t *testing.T) {
 	take()
 	t.Run("near servers", nearServers)
 	t.Run("a child dies", childDies)
+	conformance.Holds(t, "F1", "F4", "F5", "F12", "F14", "F15", "F18", "F24")
 }
 
 // clusterIPOf returns the ClusterIP of the federated Service pods in a.

@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 	"github.com/isthmus-net/isthmus/tools/await"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // kubeconfig writes a kubeconfig with an administrator's context for each server, and returns its path.
@@ -128,4 +129,5 @@ func TestFormedByHand(t *testing.T) {
 	if err := w.form(w.clusters(ids...)...); err == nil || !strings.Contains(err.Error(), "belongs to the federation prod") {
 		t.Errorf("a federation of another name: %v", err)
 	}
+	conformance.Holds(t, "F1", "F8")
 }

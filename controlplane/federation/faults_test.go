@@ -31,6 +31,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 	"github.com/isthmus-net/isthmus/tools/await"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // lease returns the holder of the Lease of a member, as CLUSTER/POD, and its epoch.
@@ -170,6 +171,7 @@ func TestKilledLeader(t *testing.T) {
 	if state := b.State(); len(state.Members) != 3 {
 		t.Errorf("b sees %+v", state.Members)
 	}
+	conformance.Holds(t, "F4")
 }
 
 // reigns are all states of the Leases of members, as their API servers tell them.
@@ -306,6 +308,7 @@ func TestPartitionedSupervisors(t *testing.T) {
 	w.awaitEverywhere("last", "10.3.0.3")
 	writes.take("through the cut", before, slices.Concat(
 		w.came("of-a", "a", ids...), w.came("of-b", "b", ids...), w.came("of-c", "c", ids...), w.came("last", "c", ids...), copies(watch.Added, allow, "b", "c"))...)
+	conformance.Holds(t, "F7")
 }
 
 // The whole cluster of a supervisor is gone. The other supervisor leads the remaining members, and the last known objects
@@ -341,6 +344,7 @@ func TestLostSupervisorCluster(t *testing.T) {
 	w.awaitEverywhere("late", "10.3.0.1")
 	w.awaitEverywhere("later", "10.3.0.2")
 	writes.take("while a was gone and came back", before, slices.Concat(w.came("late", "c", ids...), w.came("later", "c", ids...))...)
+	conformance.Holds(t, "F6")
 }
 
 // away is how long a member is silent: ten minutes, or in a daily test longer than a Lease.
@@ -559,6 +563,7 @@ func TestMembersJoinAndLeave(t *testing.T) {
 	w.awaitEverywhere("web", "10.3.0.1")
 	w.awaitEverywhere("shop", "10.1.0.1")
 	writes.take("when c came back", before, w.written(watch.Added, "web", "c", "a", "b")...)
+	conformance.Holds(t, "F9")
 }
 
 // The Services of a member take effect once all its kinds were read, whichever kind is last.

@@ -22,6 +22,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova/novatest"
 	"github.com/isthmus-net/isthmus/tools/await"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // A federation of two supervisors and a child goes through leader changes, silence and new credentials.
@@ -199,6 +200,7 @@ func TestFederatedCloudServer(t *testing.T) {
 	cloud.Remove(server)
 	w.awaitEverywhere("shop")
 	writes.take("for a server that is gone", before, w.written(watch.Deleted, "shop", "c", ids...)...)
+	conformance.Holds(t, "F22")
 }
 
 // update writes a supervisor's Secret.

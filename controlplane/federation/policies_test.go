@@ -26,6 +26,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 	"github.com/isthmus-net/isthmus/tools/await"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // federatedPolicy returns an object of a kind that asks to be replicated.
@@ -122,6 +123,7 @@ func TestReplicatedPolicies(t *testing.T) {
 		}
 	}
 	writes.take("for removed policies", before, everywhere(watch.Deleted)...)
+	conformance.Holds(t, "F24", "F25")
 }
 
 // A policy that a member's webhook refuses reaches the other members. The refusal is reported once, and the policy follows

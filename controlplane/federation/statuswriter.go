@@ -31,6 +31,7 @@ const (
 	reasonNoMembers   = "NoMembers"
 	reasonUnreachable = "MembersUnreachable"
 	reasonDenied      = "MembersDenyReading"
+	reasonUnfenced    = "MembersUnfenced"
 	reasonProblem     = "NotDoingItsPart"
 )
 
@@ -145,7 +146,7 @@ func (w *statusWriter) describe(status *federationv1alpha1.FederationStatus, of 
 	for _, m := range state.Members {
 		is := federationv1alpha1.MemberStatus{
 			ClusterID: string(m.ID), ClusterUID: m.UID, Leader: m.Leader, Epoch: m.Epoch, Reachable: m.Reachable, Supervisor: m.Supervisor,
-			Message: cmp.Or(m.Problem, m.Stuck) + buried(m), Services: int64(m.Counts["services"]), Policies: int64(m.Counts["policies"]), Held: int64(m.Held),
+			Message: cmp.Or(m.Problem, m.Stuck, exposed(m)) + buried(m), Services: int64(m.Counts["services"]), Policies: int64(m.Counts["policies"]), Held: int64(m.Held),
 		}
 		i := slices.IndexFunc(before, func(b federationv1alpha1.MemberStatus) bool { return b.ClusterID == is.ClusterID })
 		if i >= 0 && is.ClusterUID == "" {
@@ -171,6 +172,15 @@ func (w *statusWriter) describe(status *federationv1alpha1.FederationStatus, of 
 		is.condition.Type, is.condition.ObservedGeneration = is.kind, of.Generation
 		meta.SetStatusCondition(&status.Conditions, *is.condition)
 	}
+}
+
+// exposed says that a member does not reject writes of former leaders.
+func exposed(m engine.MemberState) string {
+	if !m.Unfenced {
+		return ""
+	}
+	return "its API server does not reject writes of former leaders, so two of them could undo each other's work; " +
+		"run isthmusctl federation create again, or apply deploy/manifests/federation-member.yaml"
 }
 
 // buried says that a member's endpoints are not used.
@@ -227,13 +237,15 @@ func open(spec federationv1alpha1.FederationSpec) *metav1.Condition {
 
 // ready returns the condition Ready.
 func ready(state State) metav1.Condition {
-	var unreachable, denying []string
+	var unreachable, denying, exposed []string
 	for _, m := range state.Members {
 		switch {
 		case !m.Reachable:
 			unreachable = append(unreachable, string(m.ID))
 		case m.Stuck != "":
 			denying = append(denying, string(m.ID))
+		case m.Unfenced:
+			exposed = append(exposed, string(m.ID))
 		}
 	}
 	c := metav1.Condition{Type: federationv1alpha1.ConditionReady, Status: metav1.ConditionTrue}
@@ -248,6 +260,9 @@ func ready(state State) metav1.Condition {
 	case len(denying) > 0:
 		c.Status, c.Reason = metav1.ConditionFalse, reasonDenied
 		c.Message = fmt.Sprintf("rights are missing in: %s; see the messages of status.members", strings.Join(denying, ", "))
+	case len(exposed) > 0:
+		c.Status, c.Reason = metav1.ConditionFalse, reasonUnfenced
+		c.Message = fmt.Sprintf("former leaders are not kept out of: %s; see the messages of status.members", strings.Join(exposed, ", "))
 	default:
 		c.Reason, c.Message = reasonReady, "every member is reachable"
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func TestPorts(t *testing.T) {
@@ -70,6 +71,7 @@ func TestServerLabels(t *testing.T) {
 			t.Errorf("%s: %s, %t, %v; want %q", name, m.service, ok, err, tc.want)
 		}
 	}
+	conformance.Holds(t, "F10")
 }
 
 // at returns a machine of the Service demo/web, created that many seconds after an arbitrary time.

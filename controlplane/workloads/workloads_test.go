@@ -13,6 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 	"github.com/isthmus-net/isthmus/tools/await"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // A Service is created with the first server that asks for it, and deleted with the last.
@@ -35,6 +36,7 @@ func TestServiceOfServers(t *testing.T) {
 	w.await("web")
 	w.cloud.set(t, func(c *cloud) { c.servers = nil })
 	w.awaitGone("web")
+	conformance.Holds(t, "F11")
 }
 
 // The last list of a silent cloud stays in effect, also for a process that has never read the cloud.

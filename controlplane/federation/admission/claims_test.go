@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/await"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 var server apitest.Server
@@ -96,4 +97,5 @@ func TestReferredClaimCannotChange(t *testing.T) {
 	}
 	refused("no id, without a Federation", false, remove)
 	refused("no claims at all, without a Federation", false, removeAll)
+	conformance.Holds(t, "F2")
 }

@@ -26,6 +26,7 @@ func (e *Engine) lead(ctx context.Context, m *managedMember, term fenced.Term) {
 	}
 	recorder := m.events.NewRecorder(e.cfg.Scheme, "isthmus-federation")
 	var working sync.WaitGroup
+	working.Go(func() { e.proveFence(ctx, m) })
 	for i, r := range e.cfg.Reconcilers {
 		working.Go(func() {
 			if !e.awaitSync(ctx, i, m) {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -26,6 +27,7 @@ type managedMember struct {
 
 	views     []*view // one for each Reconciler
 	candidate *election.Candidate
+	unfenced  atomic.Bool // this process leads it, and it does not reject writes of former leaders
 	events    *EventWriter
 	cancel    context.CancelFunc
 	ended     chan struct{}

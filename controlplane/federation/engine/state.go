@@ -24,6 +24,7 @@ type MemberState struct {
 	UID        string         // of the namespace kube-system
 	Counts     map[string]int // objects that a reconciler counts, by its name
 	Settings   member.Settings
+	Unfenced   bool // this process leads it, and its API server does not reject writes of former leaders
 	Dead       bool // neither its API server nor its endpoints answer
 	Held       int  // withdrawals of the member that are held back
 }
@@ -35,7 +36,7 @@ func (e *Engine) States() []MemberState {
 	states := make([]MemberState, 0, len(members))
 	for _, m := range members {
 		is := m.State()
-		s := MemberState{ID: m.ID(), Reachable: m.Reachable(), Supervisor: is.Supervisor, Problem: is.Problem, UID: is.UID, Settings: is.Settings, Dead: e.liveness.Dead(m.ID()), Counts: map[string]int{}, Held: held[m.ID()]}
+		s := MemberState{ID: m.ID(), Reachable: m.Reachable(), Supervisor: is.Supervisor, Problem: is.Problem, UID: is.UID, Settings: is.Settings, Unfenced: m.unfenced.Load(), Dead: e.liveness.Dead(m.ID()), Counts: map[string]int{}, Held: held[m.ID()]}
 		s.Leader, s.Epoch = m.candidate.Seen()
 		s.Leading = s.Leader == e.cfg.Identity
 		s.Leader, _, _ = strings.Cut(s.Leader, "_")

@@ -6,6 +6,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func TestLocalPeers(t *testing.T) {
@@ -64,4 +66,5 @@ spec:
 			}
 		})
 	}
+	conformance.Holds(t, "F27")
 }

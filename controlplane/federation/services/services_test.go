@@ -24,6 +24,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/tools/await"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 var all = []clusterset.ClusterID{"a", "b", "c"}
@@ -90,6 +91,7 @@ func TestMemberServicesOfDifferentTypes(t *testing.T) {
 	if diff := cmp.Diff([]string{"a: 10.1.0.1:8080", "c: 10.3.0.1:8080"}, w.slices("c", system, "shop")); diff != "" {
 		t.Errorf("after a pod and a node went: %s", diff)
 	}
+	conformance.Holds(t, "F16", "F17", "F18")
 }
 
 func TestNamespacedFederatedService(t *testing.T) {
@@ -106,6 +108,7 @@ func TestNamespacedFederatedService(t *testing.T) {
 	if got := w.slices("b", w.namespace, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
 		t.Errorf("in a namespace that came later stands %q", got)
 	}
+	conformance.Holds(t, "F15")
 }
 
 func TestExplicitWithdrawal(t *testing.T) {
@@ -235,6 +238,7 @@ func TestMemberServiceChangesType(t *testing.T) {
 	if events := w.Member("a").Events(); !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Warning NotFederated "+w.namespace+"/web") }) {
 		t.Errorf("events: %q", events)
 	}
+	conformance.Holds(t, "F19")
 }
 
 func TestLoadBalancerHostName(t *testing.T) {
@@ -397,6 +401,7 @@ func TestConflictingMembersAreReported(t *testing.T) {
 	if svc, _ := get[corev1.Service](w, "b", system, "shop"); len(svc.Status.Conditions) > 0 {
 		t.Errorf("conditions afterwards: %v", svc.Status.Conditions)
 	}
+	conformance.Holds(t, "F20")
 }
 
 func TestInvalidNameIsReported(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova/novatest"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 type object = novatest.Object
@@ -67,6 +68,7 @@ func TestAddresses(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "F22")
 }
 
 func TestErrorsNameTheCloud(t *testing.T) {

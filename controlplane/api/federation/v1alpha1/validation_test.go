@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 var server apitest.Server
@@ -102,6 +103,7 @@ func TestValidation(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "F3")
 }
 
 func TestClaimNameCannotChange(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 var fed = clusterset.ServiceName{Namespace: "demo", Name: "fed"}
@@ -223,6 +224,7 @@ func TestSliceNamesItsSource(t *testing.T) {
 	if !maps.Equal(es.Labels, want) || es.Annotations["cluster.federated.antreaplus.vmware-tanzu.com"] != "a" || es.Namespace != "demo" {
 		t.Errorf("it is %s/%s with labels %v and annotations %v", es.Namespace, es.Name, es.Labels, es.Annotations)
 	}
+	conformance.Holds(t, "F21")
 }
 
 func TestConflictingPortHasNoEndpoints(t *testing.T) {
