@@ -131,18 +131,28 @@ func childDies(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	if err := answeredBy(ctx, clientIn("a"), "--url", target, testbed.Members()...); err != nil {
-		t.Error(err)
+	err := testbed.Eventually(ctx, patience, func(ctx context.Context) error { // clients that wait in vain would take longer to find out
+		have, err := bed.Kubectl(ctx, "a", "get", "endpointslices", "--namespace", testbed.Namespace, "--output", "name",
+			"--selector", "kubernetes.io/service-name=pods,cluster.federated.antreaplus.vmware-tanzu.com="+testbed.Guest)
+		if err == nil && have != "" {
+			err = fmt.Errorf("a has %s", have)
+		}
+		return err
+	})
+	took := time.Since(began)
+	if err == nil {
+		err = answeredBy(ctx, clientIn("a"), "--url", target, testbed.Members()...)
 	}
-	t.Logf("a leads to %v alone after %s", testbed.Members(), time.Since(began).Round(time.Second/10))
-	if err := revive(); err != nil {
+	if err := errors.Join(err, revive()); err != nil {
 		t.Fatal(err)
 	}
-	began = time.Now()
+	t.Logf("a leads to %v alone after %s", testbed.Members(), took.Round(time.Second/10))
 	if err := answeredBy(ctx, clientIn("a"), "--url", target, everywhere...); err != nil {
 		t.Error(err)
 	}
-	t.Logf("the guest is back after %s", time.Since(began).Round(time.Second/10))
+	if _, err := bed.Kubectl(ctx, testbed.Guest, "wait", "nodes", "--all", "--for", "condition=Ready", "--timeout", "60s"); err != nil {
+		t.Error(err)
+	}
 }
 
 // policyTravels federates a policy of the guest, and waits until all clusters have it. The returned function removes it, and
