@@ -328,7 +328,7 @@ func (w *testbed) epochs() map[clusterset.ClusterID]int64 {
 // asked is a line of the metrics of an API server that counts requests that change something.
 var asked = regexp.MustCompile(`^apiserver_request_total\{.*code="(\d+)".*resource="(\w+)".*verb="(POST|PUT|PATCH|APPLY|DELETE|DELETECOLLECTION)".*\} (\S+)$`)
 
-// requests returns the number of write requests to all members, Leases excluded, from any client and with any
+// requests returns the number of write requests to all members, Leases and dry runs excluded, from any client and with any
 // response. In a testbed where a member refuses writes, refused requests are left out.
 func (w *testbed) requests() map[string]string {
 	w.t.Helper()
@@ -343,7 +343,7 @@ func (w *testbed) requests() map[string]string {
 			w.t.Fatal(err)
 		}
 		for line := range strings.Lines(string(page)) {
-			if m := asked.FindStringSubmatch(strings.TrimSpace(line)); m != nil && m[2] != "leases" && (m[1] != "403" || !w.refuses) {
+			if m := asked.FindStringSubmatch(strings.TrimSpace(line)); m != nil && m[2] != "leases" && !strings.Contains(line, `dry_run="All"`) && (m[1] != "403" || !w.refuses) {
 				counts[string(id)+" "+line[:strings.LastIndexByte(line, ' ')]] = m[4]
 			}
 		}
