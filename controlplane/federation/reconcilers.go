@@ -16,8 +16,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
-// Probe tells whether any of a few endpoints of a member answers.
-type Probe = func(ctx context.Context, endpoints []netip.AddrPort) liveness.Verdict
+// Probe is that of services.Config.
+type Probe = services.Probe
 
 // NoProbe is a Probe that tries nothing and knows nothing.
 func NoProbe(context.Context, []netip.AddrPort) liveness.Verdict { return liveness.Unknown }

@@ -26,11 +26,8 @@ func (e *Engine) livenessChanged(id clusterset.ClusterID) {
 	e.mu.Lock()
 	m := e.members[id]
 	e.mu.Unlock()
-	if m == nil {
-		return
-	}
-	for i := range e.cfg.Reconcilers {
-		e.enqueue(i, m.views[i].sharedKeys()...)
+	if m != nil {
+		e.enqueueShared(m)
 	}
 }
 

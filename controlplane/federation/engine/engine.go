@@ -140,9 +140,14 @@ func (e *Engine) removeExcept(wanted []federationv1alpha1.MemberCluster) {
 		e.liveness.Forget(m.ID())
 		memberReachable.DeleteLabelValues(string(m.ID()))
 		memberLed.DeleteLabelValues(string(m.ID()))
-		for i := range e.cfg.Reconcilers {
-			e.enqueue(i, m.views[i].sharedKeys()...)
-		}
+		e.enqueueShared(m)
+	}
+}
+
+// enqueueShared reconciles in all led members everything that depends on a member.
+func (e *Engine) enqueueShared(m *managedMember) {
+	for i := range e.cfg.Reconcilers {
+		e.enqueue(i, m.views[i].sharedKeys()...)
 	}
 }
 

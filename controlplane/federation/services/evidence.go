@@ -4,8 +4,6 @@ import (
 	"context"
 	"net/netip"
 	"slices"
-	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,28 +18,8 @@ import (
 // knownEndpoints is how many endpoints of a cluster a probe chooses from.
 const knownEndpoints = 32
 
-// reached are the clusters whose endpoints a probe has reached once. A probe that never reaches a cluster, such as behind a
-// NetworkPolicy or in a network that does not route between clusters, proves nothing when it does not reach it either.
-type reached struct {
-	mu sync.Mutex
-	at map[clusterset.ClusterID]time.Time
-}
-
-func (r *reached) ever(id clusterset.ClusterID) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, ever := r.at[id]
-	return ever
-}
-
-func (r *reached) now(id clusterset.ClusterID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.at == nil {
-		r.at = map[clusterset.ClusterID]time.Time{}
-	}
-	r.at[id] = time.Now()
-}
+// Probe tells whether any of a few endpoints of a cluster answers.
+type Probe func(ctx context.Context, endpoints []netip.AddrPort) liveness.Verdict
 
 // Answers is part of reconcile.Witness. The nodes of any member that receive answers of the cluster's endpoints are believed first, then a
 // probe from here, then nodes that receive none.
@@ -50,10 +28,8 @@ func (r *Reconciler) Answers(ctx context.Context, id clusterset.ClusterID, all [
 	if reported == liveness.Answering {
 		return reported
 	}
-	switch verdict := r.try(ctx, id, all); {
-	case verdict == liveness.Answering:
-		return verdict
-	case verdict == liveness.Silent && (r.reached.ever(id) || reported == liveness.Silent):
+	verdict := r.try(ctx, id, all)
+	if _, ever := r.reached.Load(id); verdict == liveness.Answering || verdict == liveness.Silent && ever {
 		return verdict
 	}
 	return reported
@@ -76,7 +52,7 @@ func (r *Reconciler) try(ctx context.Context, id clusterset.ClusterID, all []rec
 	}
 	verdict := r.probe(ctx, endpoints)
 	if verdict == liveness.Answering {
-		r.reached.now(id)
+		r.reached.Store(id, true)
 	}
 	return verdict
 }

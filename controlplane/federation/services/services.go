@@ -38,7 +38,6 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
-	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
@@ -52,7 +51,7 @@ type Config struct {
 	// Namespace is the namespace of Isthmus in every member.
 	Namespace string
 	// Probe tells whether any of a few endpoints of a cluster answers. Nil tries TCP handshakes.
-	Probe func(ctx context.Context, endpoints []netip.AddrPort) liveness.Verdict
+	Probe Probe
 	// Guard configures the withdrawal guard. Its callbacks are not used.
 	Guard withdrawal.Config[clusterset.ServiceName]
 	Log   *slog.Logger
@@ -69,8 +68,10 @@ type Reconciler struct {
 	vips     vips
 	grants   grants.Rules
 	isthmus  string // the namespace of Isthmus in every member
-	probe    func(ctx context.Context, endpoints []netip.AddrPort) liveness.Verdict
-	reached  reached
+	probe    Probe
+	// reached has the ids of clusters whose endpoints a probe has reached once. A probe that never reaches a cluster, such as behind a
+	// NetworkPolicy or in a network that does not route between clusters, proves nothing when it does not reach it either.
+	reached  sync.Map
 	external map[clusterset.ClusterID][]netip.Prefix // the external networks of members
 
 	wanted   sync.Map // clusterset.ServiceName: names that a Service of any member has asked for
