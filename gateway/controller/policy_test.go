@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -123,6 +124,25 @@ func TestRequestedAddressOfNeutron(t *testing.T) {
 	w.create(w.newService("again", ask("10.9.77.7"), 80))
 	w.refresh()
 	w.has("again", "10.9.77.7")
+}
+
+// A Service that OpenStack refuses keeps saying why, however often and late it is asked for again.
+func TestRefusalStays(t *testing.T) {
+	w := newAPITestbed(t)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.newService("taken", func(s *corev1.Service) {
+		annotation(service.AnnotationFloatingIP, "none")(s)
+		annotation(service.AnnotationAddresses, openstacktest.GatewayAddrs[0].String())(s)
+	}, 80))
+	w.refresh()
+	w.refused("taken", service.ReasonInvalid, "already allocated")
+	w.now = func() time.Time { return time.Now().Add(waitingNotice) }
+	before := w.writes.Load()
+	w.refresh()
+	w.refused("taken", service.ReasonInvalid, "already allocated")
+	if n := w.writes.Load() - before; n > 0 {
+		t.Errorf("%d writes for nothing new", n)
+	}
 }
 
 // gold returns settings with a pool for some namespaces and Services before the others.

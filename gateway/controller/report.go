@@ -77,6 +77,9 @@ func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	if c.Reason == service.ReasonInvalid || c.Reason == service.ReasonQuotaExceeded {
+		w.waitsNoMore(nameOf(s)) // it has its answer
+	}
 	w.unmapped[nameOf(s)] = c.Reason
 	was := meta.FindStatusCondition(s.Status.Conditions, c.Type)
 	if c.Reason == service.ReasonPending && was != nil && was.Reason == service.ReasonCloud {
@@ -106,7 +109,7 @@ func (w *worker) waitsLong(s *corev1.Service) bool {
 	return w.now().Sub(since) >= waitingNotice
 }
 
-// waitsNoMore notes that a Service has an address, or needs none.
+// waitsNoMore notes that a Service has an address, needs none, or is refused.
 func (w *worker) waitsNoMore(name types.NamespacedName) {
 	delete(w.waitingSince, name)
 	servicesWaiting.Set(float64(len(w.waitingSince)))
