@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images release check unit test test-kernels test-kernels-arm64 test-images-arm64 test-gateways test-release race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
+.PHONY: help generate build images release check unit test test-kernels test-kernels-arm64 test-images-arm64 test-gateways test-external-dns test-release race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ test-images-arm64: ## every image's programs start on arm64, emulated
 
 test-gateways: ## gateways come and go under 10,000 connections: each balancer, return path, announcer and family
 	ISTHMUS_FULL_LENGTH=1 go run ./tools/test ./e2e/gateways
+
+test-external-dns: ## the real ExternalDNS and BIND lead a machine outside of the clusters to federated Services
+	go run ./tools/lab build external-dns
+	go run ./tools/test -run 'TestFederation$$' ./e2e
 
 test-release: ## a release of the commit, built twice for all platforms, has the same bytes
 	go run ./tools/release/twice

@@ -70,11 +70,16 @@ func TestFederation(t *testing.T) {
 	for _, m := range everywhere {
 		t.Run("from "+m, func(t *testing.T) { reachesFederated(t, m) })
 	}
+	outside := outsideMachine(t)
+	if outside != nil {
+		t.Run("from a machine", func(t *testing.T) { machinesReach(t, outside) })
+		conformance.Holds(t, "F13")
+	}
 	take := policyTravels(t)
 	t.Run("a leader dies", leaderDies)
 	take()
 	t.Run("near servers", nearServers)
-	t.Run("a child dies", childDies)
+	t.Run("a child dies", func(t *testing.T) { childDies(t, outside) })
 	conformance.Holds(t, "F1", "F4", "F5", "F12", "F14", "F15", "F18", "F24")
 }
 
@@ -105,9 +110,9 @@ func nearServers(t *testing.T) {
 	}
 }
 
-// childDies: nothing of the guest answers any more, neither its API server nor its servers. kube-proxy in a then leads to the others alone, until
-// the guest is back.
-func childDies(t *testing.T) {
+// childDies: nothing of the guest answers any more, neither its API server nor its servers. kube-proxy in a then leads to the others alone, and
+// so do host names for the machine outside, if there is one, until the guest is back.
+func childDies(t *testing.T, outside client) {
 	ctx := context.WithoutCancel(t.Context())
 	target := "http://" + clusterIPOf(t)
 	<-time.After(15 * time.Second) // until leaders have tried the guest's servers
@@ -143,6 +148,11 @@ func childDies(t *testing.T) {
 	if err == nil {
 		err = answeredBy(ctx, clientIn("a"), "--url", target, testbed.Members()...)
 	}
+	if err != nil {
+		logEvidence(ctx, t)
+	} else if outside != nil {
+		err = forgetsDead(ctx, outside)
+	}
 	if err := errors.Join(err, revive()); err != nil {
 		t.Fatal(err)
 	}
@@ -152,6 +162,20 @@ func childDies(t *testing.T) {
 	}
 	if _, err := bed.Kubectl(ctx, testbed.Guest, "wait", "nodes", "--all", "--for", "condition=Ready", "--timeout", "60s"); err != nil {
 		t.Error(err)
+	}
+}
+
+// logEvidence logs what leaders and nodes know of dead clusters.
+func logEvidence(ctx context.Context, t *testing.T) {
+	for _, m := range testbed.Members() {
+		for _, ask := range [][]string{
+			{"logs", "--selector", "app.kubernetes.io/name=isthmus-controller", "--prefix", "--since", "4m", "--tail", "-1"},
+			{"get", "nodereports.isthmus.dev", "--output", "custom-columns=NODE:.metadata.name,ANSWERING:.spec.answering,SILENT:.spec.silent"},
+			{"get", "leases", "--output", "custom-columns=NAME:.metadata.name,HOLDER:.spec.holderIdentity,RENEWED:.spec.renewTime"},
+		} {
+			said, err := bed.Kubectl(ctx, m, append(ask, "--namespace", testbed.Namespace)...)
+			t.Logf("%s: kubectl %s: %v\n%s", m, strings.Join(ask, " "), err, said)
+		}
 	}
 }
 
@@ -342,6 +366,11 @@ func federate(t *testing.T) {
 	}
 	if err := run(append(create, all...)...); err != nil {
 		t.Fatal(err)
+	}
+	for _, supervisor := range testbed.Members() {
+		if err := patchHostnames(ctx, supervisor); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, m := range append(testbed.Members(), testbed.Guest) { // nodes of the guest serve no address outside of its ranges either
 		const vips = `{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`

@@ -49,7 +49,7 @@ func command() *cobra.Command {
 		return cluster.Open(cfg)
 	}
 	root.AddCommand(
-		upCommand(&cfg, open), downCommand(open), statusCommand(open),
+		upCommand(&cfg, open), buildCommand(open), downCommand(open), statusCommand(open),
 		kubectlCommand(open), nodeCommand(open), loadCommand(open),
 		cutCommand(open), healCommand(open), stopCommand(open), startCommand(open),
 	)
@@ -82,6 +82,26 @@ func upCommand(cfg *cluster.Config, open opener) *cobra.Command {
 	cmd.Flags().StringVar(&cfg.ProxyMode, "proxy-mode", "", "kube-proxy's mode: nftables (default) or iptables")
 	cmd.Flags().StringVar(&cfg.CNI, "cni", "", "main CNI plugin: ptp (default) or bridge")
 	return cmd
+}
+
+func buildCommand(open opener) *cobra.Command {
+	return &cobra.Command{
+		Use:     "build PROGRAM",
+		Short:   "Build a program that only some tests need (" + cluster.ExternalDNS + "), and print its path",
+		Example: "  go run ./tools/lab build " + cluster.ExternalDNS,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := open(cmd)
+			if err != nil {
+				return err
+			}
+			path, err := l.Build(cmd.Context(), args[0])
+			if err == nil {
+				fmt.Fprintln(cmd.OutOrStdout(), path)
+			}
+			return err
+		},
+	}
 }
 
 func downCommand(open opener) *cobra.Command {

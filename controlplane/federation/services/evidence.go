@@ -63,8 +63,10 @@ func handshakes(ctx context.Context, endpoints []netip.AddrPort) liveness.Verdic
 	return probe.Answers(ctx, "")
 }
 
-// endpoints returns ready TCP endpoints that a member offers to others.
-func (r *Reconciler) endpoints(ctx context.Context, m reconcile.Member) (found []netip.AddrPort) {
+// endpoints returns TCP endpoints that a member offers to others: ready ones, or others if none is ready. A cluster that is cut off may
+// still get out that its own control plane takes its endpoints for dead, and would never be judged without them.
+func (r *Reconciler) endpoints(ctx context.Context, m reconcile.Member) []netip.AddrPort {
+	var found, unready []netip.AddrPort
 	r.wanted.Range(func(key, _ any) bool {
 		name := key.(clusterset.ServiceName) //nolint:forcetypeassert // nothing else is in there
 		var members corev1.ServiceList
@@ -81,11 +83,15 @@ func (r *Reconciler) endpoints(ctx context.Context, m reconcile.Member) (found [
 				continue
 			}
 			if o, err := offers.New(src); err == nil {
-				found = append(found, o.Ready(clusterset.TCP)...)
+				accept, others := o.Endpoints(clusterset.TCP)
+				found, unready = append(found, accept...), append(unready, others...)
 			}
 		}
 		return len(found) < knownEndpoints
 	})
+	if len(found) == 0 {
+		found = unready
+	}
 	return found[:min(len(found), knownEndpoints)]
 }
 

@@ -32,6 +32,7 @@ const (
 	reasonConflict  = "PortConflict"
 	ReasonTaken     = "NameTaken" // also on the user's Service that has the name
 	reasonPartly    = "NotEverywhere"
+	reasonHostname  = "HostnameUnreachable"
 	// ReasonForeignAddress is on a ServiceImport with an address that is not the federation's.
 	ReasonForeignAddress = "ForeignAddress"
 )
@@ -77,7 +78,7 @@ func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, s *snaps
 			into.Event(s.service, corev1.EventTypeWarning, ReasonTaken, "a federated Service has the same name; it is not created in this cluster, and this Service stays unchanged")
 		}
 	}
-	common := r.problems(ctx, into, s)
+	common, outside := r.problems(ctx, into, s), r.hostnameProblems(s)
 	var errs []error
 	for _, svc := range s.members {
 		var problems []string
@@ -94,8 +95,10 @@ func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, s *snaps
 			reason = ReasonTaken
 		case len(common) > 0:
 			reason = reasonPartly
+		case len(outside) > 0:
+			reason = reasonHostname
 		}
-		errs = append(errs, r.status(ctx, into, svc, s.name, fed, reason, append(problems, common...)))
+		errs = append(errs, r.status(ctx, into, svc, s.name, fed, reason, slices.Concat(problems, common, outside)))
 	}
 	return errors.Join(errs...)
 }

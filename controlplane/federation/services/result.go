@@ -100,16 +100,8 @@ func (r *Reconciler) shape(svc *corev1.Service, s *snapshot, fed offers.Federate
 	if !s.unread && slices.ContainsFunc(s.offers, func(o offers.Offer) bool { return o.Mark() == fed.First }) {
 		metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.AnnotationFirst, fed.First)
 	}
-	if r.hostname != nil {
-		outside, err := r.outsideName(s.name)
-		switch {
-		case err != nil:
-			return fmt.Errorf("spec.hostnameTemplate of the Federation, for service %s: %w", s.name, err)
-		case s.asksName:
-			metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.AnnotationHostname, outside)
-		case svc.Annotations[v1alpha1.AnnotationHostname] == outside: // another value is a user's
-			delete(svc.Annotations, v1alpha1.AnnotationHostname)
-		}
+	if err := r.shapeHostname(svc, s, fed); err != nil {
+		return err
 	}
 	svc.Spec.Type, svc.Spec.Selector, svc.Spec.ExternalIPs = corev1.ServiceTypeClusterIP, nil, nil
 	svc.Spec.ExternalName, svc.Spec.ExternalTrafficPolicy = "", ""

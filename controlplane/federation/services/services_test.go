@@ -417,26 +417,6 @@ func TestInvalidNameIsReported(t *testing.T) {
 	}
 }
 
-func TestHostnameTemplate(t *testing.T) {
-	const hostname = "external-dns.alpha.kubernetes.io/hostname"
-	w := newTestbed(t, v1alpha1.FederationSpec{HostnameTemplate: "{{.Name}}.example.org"})
-	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
-	w.sync()
-	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "" {
-		t.Errorf("it has %q without a request", svc.Annotations[hostname])
-	}
-	w.edit("a", w.namespace, "web", func(s *corev1.Service) { s.Annotations["federation.isthmus.dev/hostname"] = "true" })
-	w.sync()
-	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "shop.example.org" {
-		t.Errorf("it has %q", svc.Annotations[hostname])
-	}
-	w.edit("a", w.namespace, "web", func(s *corev1.Service) { delete(s.Annotations, "federation.isthmus.dev/hostname") })
-	w.sync()
-	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "" {
-		t.Errorf("it has %q after the request was removed", svc.Annotations[hostname])
-	}
-}
-
 func TestInvalidConfig(t *testing.T) {
 	for field, spec := range map[string]v1alpha1.FederationSpec{
 		"spec.hostnameTemplate":       {HostnameTemplate: "{{.Nam}}.example.org"},
@@ -575,6 +555,17 @@ func TestProbedEndpoints(t *testing.T) {
 	}
 	if got := w.reconciler.Answers(t.Context(), "c", all); got != liveness.Unknown {
 		t.Errorf("verdict %v of a cluster without endpoints", got)
+	}
+	es, _ := get[discoveryv1.EndpointSlice](w, "b", w.namespace, "web-1")
+	es.Endpoints[0].Conditions.Ready = new(false)
+	if err := w.Member("b").Client().Update(t.Context(), es); err != nil {
+		t.Fatal(err)
+	}
+	w.sync()
+	tried = nil
+	w.reconciler.Answers(t.Context(), "b", all)
+	if want := []netip.AddrPort{netip.MustParseAddrPort("10.2.0.1:8080")}; !slices.Equal(tried, want) {
+		t.Errorf("without a ready endpoint it tried %v, want %v", tried, want)
 	}
 }
 

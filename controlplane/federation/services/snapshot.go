@@ -28,6 +28,8 @@ type snapshot struct {
 	members  []*corev1.Service   // in that member
 	faults   map[types.UID]error // why members offer nothing
 	asksName bool                // a member Service asks for a name outside of the clusters
+	away     []offers.Offer      // as seen from outside of the clusters; dead clusters included
+	gateways []offers.Offer      // Services whose gateways balance it, in clusters that are not dead
 	hosts    []string            // host names of load balancers
 
 	clusters []clusterset.ClusterID                      // all members, sorted
@@ -40,6 +42,8 @@ type snapshot struct {
 	dropped  map[clusterset.ClusterID]bool               // dead clusters, if others serve
 	blocked  ownAddresses                                // addresses of the members themselves, inside the ranges of ClusterSetIPs
 
+	reach *offers.Outside // of its host name; nil without one
+
 	// Existing objects in the reconciled member.
 	service *corev1.Service // nil without one
 	slices  []*discoveryv1.EndpointSlice
@@ -47,6 +51,8 @@ type snapshot struct {
 	// incomplete are member Services with existing slices and endpoints that this process does not know now: it has not read any
 	// EndpointSlice of a Service that selects pods. The slices stay unchanged until it has.
 	incomplete map[source]bool
+	// held are clusters whose endpoints are not known well enough to take any away.
+	held bool
 	// unresolved are host names of load balancers that this process has not resolved yet, of Services of other clusters. Their slices stay
 	// until it has.
 	unresolved map[hostOf]bool
@@ -160,7 +166,7 @@ func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Me
 			return err
 		}
 	}
-	return nil
+	return r.readGateways(ctx, s, m)
 }
 
 // readService adds a member Service and its offer.
@@ -191,6 +197,7 @@ func (r *Reconciler) readService(ctx context.Context, s *snapshot, m reconcile.M
 		}
 		return nil // the owner is told of it
 	}
+	s.away = append(s.away, o)
 	if here {
 		o = o.Local(src)
 	}

@@ -30,6 +30,9 @@ const labelMemberOf = "federation.isthmus.dev/member-of"
 // memberOf returns the value of labelMemberOf. The name of a Service has no dot.
 func memberOf(name clusterset.ServiceName) string { return name.Name + "." + name.Namespace }
 
+// gatewayOf returns the value of labelMemberOf of a Service whose gateways balance a federated Service.
+func gatewayOf(name clusterset.ServiceName) string { return memberOf(name) + "/gateway" }
+
 // Watches is part of reconcile.Reconciler.
 func (r *Reconciler) Watches() []reconcile.Watch {
 	return []reconcile.Watch{
@@ -70,6 +73,11 @@ func (r *Reconciler) keysOfService(from reconcile.Member, o client.Object) []rec
 	if member {
 		r.wanted.Store(name, true)
 		keys = append(keys, keyOf(name))
+	}
+	if to, ok := balanced(o); ok && !member {
+		if _, wanted := r.wanted.Load(to); wanted {
+			keys = append(keys, keyOf(to))
+		}
 	}
 	if _, told := o.GetAnnotations()[v1alpha1.AnnotationServiceStatus]; told && !member || err != nil {
 		keys = append(keys, reconcile.Key{Kind: kindStatus, Namespace: own.Namespace, Name: own.Name})
@@ -161,6 +169,17 @@ func (r *Reconciler) trimService(obj any) (any, error) {
 		}
 		svc.OwnerReferences, svc.Finalizers = nil, nil
 		return svc, nil
+	case balances(svc):
+		to, _ := balanced(svc)
+		kept := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+			Namespace: mcs.Share(svc.Namespace), Name: svc.Name, UID: svc.UID, ResourceVersion: svc.ResourceVersion, CreationTimestamp: svc.CreationTimestamp,
+			Annotations: map[string]string{v1alpha1.AnnotationServiceImport: to.Name}, Labels: map[string]string{labelMemberOf: gatewayOf(to)},
+		}}
+		kept.Spec.Type, kept.Spec.Ports, kept.Status.LoadBalancer = svc.Spec.Type, svc.Spec.Ports, svc.Status.LoadBalancer
+		if len(r.vips.addressesOf(svc)) > 0 {
+			kept.Spec.ClusterIPs = svc.Spec.ClusterIPs
+		}
+		return kept, nil
 	default:
 		kept := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
 			Namespace: mcs.Share(svc.Namespace), Name: svc.Name, UID: svc.UID, ResourceVersion: svc.ResourceVersion,

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/isthmus-net/isthmus/tools/lab/internal/cache"
 )
 
 // Assets returns a folder that holds kube-apiserver, etcd and kubectl, as controller-runtime's envtest wants
@@ -38,3 +40,19 @@ func Assets(ctx context.Context, cfg Config) (string, error) {
 	}
 	return dir, nil
 }
+
+// ExternalDNS is the name of an optional program.
+const ExternalDNS = cache.ExternalDNS
+
+// Build builds an optional program, unless it is there, and returns its path. No lab has to be up.
+func (l *Lab) Build(ctx context.Context, program string) (string, error) {
+	unlock, err := l.cache.Lock()
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	return l.cache.Optional(ctx, program)
+}
+
+// Built returns the path of an optional program, and whether it was built.
+func (l *Lab) Built(program string) (string, bool) { return l.cache.Built(program) }

@@ -79,9 +79,26 @@ const (
 	MarkVirtualMachines = "vm.antreaplus.vmware-tanzu.com"
 	// AnnotationAskHostname with the value "true" on a member Service asks for a host name outside of the clusters.
 	AnnotationAskHostname = "federation.isthmus.dev/hostname"
-	// AnnotationHostname is the host name outside of the cluster, which ExternalDNS reads.
-	AnnotationHostname = "external-dns.alpha.kubernetes.io/hostname"
+	// AnnotationHostnamePorts on a federated Service with a host name lists the ports that have another number at its addresses, as
+	// PORT/PROTOCOL=NUMBER joined by commas.
+	AnnotationHostnamePorts = "federation.isthmus.dev/hostname-ports"
+	// AnnotationServiceImport on a Service of type LoadBalancer names the ServiceImport in its namespace that gateways balance. It is
+	// that of gateway/service.
+	AnnotationServiceImport = "isthmus.dev/service-import"
 )
+
+// Annotations of a federated Service that ExternalDNS reads: the host name outside of the clusters, its addresses separated by commas,
+// and the TTL of its records in seconds. Each has one of ExternalDNSPrefixes in front.
+const (
+	ExternalDNSHostname = "hostname"
+	ExternalDNSTarget   = "target"
+	ExternalDNSTTL      = "ttl"
+)
+
+// ExternalDNSPrefixes returns the prefixes of annotations that ExternalDNS reads by default: since its release 0.22, and before.
+func ExternalDNSPrefixes() []string {
+	return []string{"external-dns.kubernetes.io/", "external-dns.alpha.kubernetes.io/"}
+}
 
 // Names inside a cluster.
 const (

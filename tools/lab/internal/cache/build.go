@@ -2,6 +2,7 @@ package cache
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -28,6 +29,8 @@ type component struct {
 	packages []string
 	programs []string // the results of the build
 	ldflags  string
+	// toolchain is the Go toolchain that the module needs; empty: the one that builds all others.
+	toolchain string
 }
 
 func components() []component {
@@ -41,6 +44,14 @@ func components() []component {
 		{name: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}, programs: []string{"etcd"}, ldflags: "-s -w"},
 		{name: "coredns", packages: []string{"tool"}, programs: []string{"coredns"}, ldflags: "-s -w"},
 	}
+}
+
+// ExternalDNS is an optional program: only some tests need it, and its build takes minutes.
+const ExternalDNS = "external-dns"
+
+// optional are the components that Programs does not build.
+func optional() []component {
+	return []component{{name: ExternalDNS, packages: []string{"tool"}, programs: []string{ExternalDNS}, ldflags: "-s -w", toolchain: "go1.27.1"}}
 }
 
 func kubernetesLdflags() string {
@@ -89,9 +100,48 @@ func (c Cache) Programs(ctx context.Context) (map[string]string, error) {
 	return programs, nil
 }
 
+// Optional returns the executable of an optional program, which it builds if it is missing.
+func (c Cache) Optional(ctx context.Context, program string) (string, error) {
+	part, err := optionalPart(program)
+	if err != nil {
+		return "", err
+	}
+	dir, err := c.component(ctx, part, part.toolchain)
+	return filepath.Join(dir, program), err
+}
+
+// Built returns the executable of an optional program, and whether it was built.
+func (c Cache) Built(program string) (string, bool) {
+	part, err := optionalPart(program)
+	if err != nil {
+		return "", false
+	}
+	_, key, err := c.moduleOf(part, part.toolchain)
+	path := filepath.Join(c.Dir, part.name+"-"+key, program)
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	return path, err == nil
+}
+
+func optionalPart(program string) (component, error) {
+	for _, part := range optional() {
+		if part.programs[0] == program {
+			return part, nil
+		}
+	}
+	return component{}, fmt.Errorf("%s is no optional program of the lab; there is %s", program, ExternalDNS)
+}
+
+// moduleOf returns the folder of a component's module, and the key of its build.
+func (c Cache) moduleOf(part component, version string) (module, key string, err error) {
+	module = filepath.Join(c.Source, "tools/lab/components", part.name)
+	key, err = Key([]string{version, compile.Flags, part.ldflags, strings.Join(part.packages, " ")}, module)
+	return module, key, err
+}
+
 func (c Cache) component(ctx context.Context, part component, version string) (string, error) {
-	module := filepath.Join(c.Source, "tools/lab/components", part.name)
-	key, err := Key([]string{version, compile.Flags, part.ldflags, strings.Join(part.packages, " ")}, module)
+	module, key, err := c.moduleOf(part, version)
 	if err != nil {
 		return "", err
 	}
@@ -100,7 +150,7 @@ func (c Cache) component(ctx context.Context, part component, version string) (s
 		// -v prints each package as it is compiled, the only available progress. Twice as many compilers as CPUs keep all CPUs
 		// busy.
 		args := append([]string{"build", "-v", "-p", strconv.Itoa(2 * runtime.NumCPU()), "-ldflags", part.ldflags, "-o", path + "/"}, part.packages...)
-		if err := c.goBuild(ctx, module, part.name, args); err != nil {
+		if err := c.goBuild(ctx, module, part.name, part.toolchain, args); err != nil {
 			return err
 		}
 		return part.rename(path)
@@ -201,15 +251,15 @@ func (c Cache) ownPrograms(ctx context.Context, version string) (string, error) 
 	return c.entry("own", key, func(path string) error {
 		c.Report("building the lab's own programs")
 		args[4] = path + "/"
-		return c.goBuild(ctx, c.Source, "own", args)
+		return c.goBuild(ctx, c.Source, "own", "", args)
 	})
 }
 
-// goBuild runs go in a module and reports its progress at intervals.
-func (c Cache) goBuild(ctx context.Context, dir, name string, args []string) error {
+// goBuild runs go in a module, with a toolchain or the local one, and reports its progress at intervals.
+func (c Cache) goBuild(ctx context.Context, dir, name, toolchain string, args []string) error {
 	cmd := compile.Go(ctx, args...)
 	cmd.Dir = dir
-	cmd.Env = append(cmd.Env, "GOTOOLCHAIN=local")
+	cmd.Env = append(cmd.Env, "GOTOOLCHAIN="+cmp.Or(toolchain, "local"))
 	out, err := cmd.StderrPipe()
 	if err != nil {
 		return err

@@ -77,6 +77,27 @@ func (f Fabric) Up(ctx context.Context, t topology.Topology) error {
 	return hub.routeToPods(t.Nodes(), "")
 }
 
+// Attach adds the network of one more machine, which has no pods, to a fabric that is up. Its IPv6 address may be the zero Addr.
+func (f Fabric) Attach(ctx context.Context, m topology.Machine, t topology.Topology) error {
+	hub, err := open(f.Path())
+	if err != nil {
+		return err
+	}
+	defer hub.close()
+	if err := addNetns(ctx, f.NameOf(m.Name)); err != nil {
+		return err
+	}
+	if err := f.connect(hub, m, t.Nodes()); err != nil {
+		return fmt.Errorf("network of %s: %w", m.Name, err)
+	}
+	return nil
+}
+
+// Detach removes the network of a machine. Its processes have to be over.
+func (f Fabric) Detach(ctx context.Context, machine string) error {
+	return runIP(ctx, "netns", "del", f.NameOf(machine))
+}
+
 // Down removes every namespace of the lab, and with them all links.
 func (f Fabric) Down(ctx context.Context) error {
 	entries, err := os.ReadDir(netnsDir)
@@ -184,16 +205,22 @@ func (f Fabric) connect(hub *namespace, m topology.Machine, nodes []topology.Nod
 	if err := own.up("lo"); err != nil {
 		return err
 	}
-	err = own.address(uplink,
-		netip.PrefixFrom(m.IPv4, topology.FabricIPv4.Bits()),
-		netip.PrefixFrom(m.IPv6, topology.FabricIPv6.Bits()))
-	if err != nil {
+	addresses := []netip.Prefix{netip.PrefixFrom(m.IPv4, topology.FabricIPv4.Bits())}
+	gateways := []netip.Addr{topology.FabricIPv4.Addr()}
+	if m.IPv6.IsValid() {
+		addresses = append(addresses, netip.PrefixFrom(m.IPv6, topology.FabricIPv6.Bits()))
+		gateways = append(gateways, topology.FabricIPv6.Addr())
+	}
+	if err := own.address(uplink, addresses...); err != nil {
 		return err
 	}
-	for _, gw := range []netip.Addr{topology.FabricIPv4.Addr(), topology.FabricIPv6.Addr()} {
+	for _, gw := range gateways {
 		if err := own.route(netip.PrefixFrom(unspecified(gw), 0), gw); err != nil {
 			return err
 		}
+	}
+	if !m.IPv6.IsValid() {
+		return nil // its way to pods is by the fabric
 	}
 	return own.routeToPods(nodes, m.Name)
 }

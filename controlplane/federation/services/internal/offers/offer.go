@@ -97,23 +97,26 @@ func (o Offer) IsReady() bool {
 	return slices.ContainsFunc(o.Groups, func(g Group) bool { return slices.ContainsFunc(g.Endpoints, ready) })
 }
 
-// Ready returns the endpoints of o that accept new traffic of a protocol.
-func (o Offer) Ready(protocol clusterset.Protocol) []netip.AddrPort {
-	var found []netip.AddrPort
+// Endpoints returns the endpoints of o that serve ports of a protocol: those that accept new traffic, and the others.
+func (o Offer) Endpoints(protocol clusterset.Protocol) (accept, others []netip.AddrPort) {
 	for _, g := range o.Groups {
 		for i := range g.Endpoints {
 			a, err := netip.ParseAddr(g.Endpoints[i].Addresses[0])
-			if err != nil || !ready(g.Endpoints[i]) {
+			if err != nil {
 				continue
+			}
+			into := &others
+			if ready(g.Endpoints[i]) {
+				into = &accept
 			}
 			for _, target := range g.Targets {
 				if target.Port.Protocol == protocol {
-					found = append(found, netip.AddrPortFrom(a, uint16(target.Number)))
+					*into = append(*into, netip.AddrPortFrom(a, uint16(target.Number)))
 				}
 			}
 		}
 	}
-	return found
+	return accept, others
 }
 
 // Local returns o as the cluster of src itself gets it: with its endpoints unchanged, whatever the type of the Service. Its
