@@ -2,6 +2,7 @@ package services_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
@@ -181,6 +183,21 @@ func TestGatewaysOfNamespaces(t *testing.T) {
 	w.sync()
 	if got := w.outside("a", w.namespace, "shop"); got != "shop.example.org 192.0.2.5 30" {
 		t.Errorf("it has %q", got)
+	}
+}
+
+// A change of a gateway's Service reconciles the federated Service that it balances.
+func TestGatewayChanges(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{HostnameTemplate: outsideShop})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	svc := w.gateway("c", system, "shop", "192.0.2.5")
+	for _, watch := range w.reconciler.Watches() {
+		if _, ok := watch.Source.Object.(*corev1.Service); ok {
+			if keys := watch.Keys(w.Member("c"), svc); !slices.Contains(keys, reconcile.Key{Kind: "Service", Namespace: system, Name: "shop"}) {
+				t.Errorf("it reconciles %v", keys)
+			}
+		}
 	}
 }
 

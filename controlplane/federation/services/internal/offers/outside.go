@@ -3,7 +3,6 @@ package offers
 import (
 	"cmp"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"net/netip"
 	"slices"
@@ -108,13 +107,13 @@ func (w *way) size() (n int) {
 	return n
 }
 
-// pick returns up to outsideAddrs addresses of each family, in turn from each cluster those whose hash is lowest, sorted.
+// pick returns up to outsideAddrs addresses of each family, in turn the lowest one of each cluster, sorted.
 func (w *way) pick() (picked []netip.Addr) {
 	for _, family := range []clusterset.Family{clusterset.IPv4, clusterset.IPv6} {
 		var queues [][]netip.Addr
 		for _, cluster := range slices.Sorted(maps.Keys(w.addrs)) {
 			q := slices.DeleteFunc(slices.Clone(w.addrs[cluster]), func(a netip.Addr) bool { return clusterset.FamilyOf(a) != family })
-			slices.SortFunc(q, func(a, b netip.Addr) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), a.Compare(b)) })
+			slices.SortFunc(q, netip.Addr.Compare)
 			queues = append(queues, slices.Compact(q))
 		}
 		var chosen []netip.Addr
@@ -133,12 +132,4 @@ func (w *way) pick() (picked []netip.Addr) {
 	}
 	slices.SortFunc(picked, netip.Addr.Compare)
 	return slices.Compact(picked)
-}
-
-// rank returns a hash of an address, the same in all processes.
-func rank(a netip.Addr) uint64 {
-	h := fnv.New64a()
-	bytes := a.As16()
-	_, _ = h.Write(bytes[:])
-	return h.Sum64()
 }

@@ -44,6 +44,8 @@ func TestReach(t *testing.T) {
 		"own ports come first":  {members: []offers.Offer{at("a", moved, "10.1.0.1", "10.1.0.2"), at("b", own, "203.0.113.1")}, want: "[203.0.113.1] []"},
 		"other ports":           {members: []offers.Offer{at("a", moved, "10.1.0.1"), at("b", moved, "10.2.0.1")}, want: "[10.1.0.1 10.2.0.1] [80=8080 443=8443]"},
 		"most ports come first": {members: []offers.Offer{at("a", moved, "10.1.0.1"), at("b", partly, "203.0.113.1")}, want: "[203.0.113.1] [443=0]"},
+		"then more ports":       {members: []offers.Offer{at("a", moved[:1], "10.1.0.1", "10.1.0.2"), at("b", moved, "10.2.0.1")}, want: "[10.2.0.1] [80=8080 443=8443]"},
+		"then more addresses":   {members: []offers.Offer{at("a", moved[:1], "10.1.0.1", "10.1.0.2"), at("b", moved[1:], "10.2.0.1")}, want: "[10.1.0.1 10.1.0.2] [80=8080 443=0]"},
 		"names do not matter":   {members: []offers.Offer{at("a", []offers.Target{renamed, target(https, 443)}, "10.1.0.1")}, want: "[10.1.0.1] []"},
 		"gateways":              {gateways: []offers.Offer{at("c", own, "192.0.2.1", "2001:db8::1")}, members: []offers.Offer{at("b", own, "203.0.113.1")}, want: "[192.0.2.1 2001:db8::1] []"},
 		"a gateway's own port": {
