@@ -113,6 +113,7 @@ func nearServers(t *testing.T) {
 // childDies: nothing of the guest answers any more, neither its API server nor its servers. kube-proxy in a then leads to the others alone, and
 // so do host names for the machine outside, if there is one, until the guest is back.
 func childDies(t *testing.T, outside client) {
+	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	target := "http://" + clusterIPOf(t)
 	<-time.After(15 * time.Second) // until leaders have tried the guest's servers
@@ -156,17 +157,38 @@ func childDies(t *testing.T, outside client) {
 	if err := errors.Join(err, revive()); err != nil {
 		t.Fatal(err)
 	}
+	revived := time.Now()
 	t.Logf("a leads to %v alone after %s", testbed.Members(), took.Round(time.Second/10))
 	if err := answeredBy(ctx, clientIn("a"), "--url", target, everywhere...); err != nil {
 		t.Error(err)
 	}
-	if _, err := bed.Kubectl(ctx, testbed.Guest, "wait", "nodes", "--all", "--for", "condition=Ready", "--timeout", "60s"); err != nil {
+	if err := readyAgain(ctx, guest, revived); err != nil {
 		t.Error(err)
 	}
 }
 
+// readyAgain waits until the nodes of a cluster are ready and its API server has heard from them since a time: a node that was cut off for
+// a while may be ready still, and not any more a moment later.
+func readyAgain(ctx context.Context, c topology.Cluster, since time.Time) error {
+	for _, n := range c.Nodes {
+		if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+			var lease coordinationv1.Lease
+			err := bed.Get(ctx, c.Name, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"+n.Name, &lease)
+			if err == nil && !lease.Spec.RenewTime.After(since) {
+				err = fmt.Errorf("node %s renewed its Lease at %s and was cut off until %s", n.Name, lease.Spec.RenewTime, since)
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	_, err := bed.Kubectl(ctx, c.Name, "wait", "nodes", "--all", "--for", "condition=Ready", "--timeout", "60s")
+	return err
+}
+
 // logEvidence logs what leaders and nodes know of dead clusters.
 func logEvidence(ctx context.Context, t *testing.T) {
+	t.Helper()
 	for _, m := range testbed.Members() {
 		for _, ask := range [][]string{
 			{"logs", "--selector", "app.kubernetes.io/name=isthmus-controller", "--prefix", "--since", "4m", "--tail", "-1"},

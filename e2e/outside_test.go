@@ -114,6 +114,7 @@ func background(t *testing.T, name string, cmd *exec.Cmd) {
 // machinesReach: a machine without Kubernetes looks up the host name of each federated Service, and servers of all its clusters answer
 // there.
 func machinesReach(t *testing.T, from client) {
+	t.Helper()
 	group, ctx := errgroup.WithContext(t.Context())
 	for service, is := range federated {
 		group.Go(func() error {

@@ -193,7 +193,7 @@ func TestGatewayChanges(t *testing.T) {
 	w.sync()
 	svc := w.gateway("c", system, "shop", "192.0.2.5")
 	for _, watch := range w.reconciler.Watches() {
-		if _, ok := watch.Source.Object.(*corev1.Service); ok {
+		if _, ok := watch.Object.(*corev1.Service); ok {
 			if keys := watch.Keys(w.Member("c"), svc); !slices.Contains(keys, reconcile.Key{Kind: "Service", Namespace: system, Name: "shop"}) {
 				t.Errorf("it reconciles %v", keys)
 			}

@@ -74,7 +74,7 @@ func (f Fabric) Up(ctx context.Context, t topology.Topology) error {
 			return fmt.Errorf("network of %s: %w", m.Name, err)
 		}
 	}
-	return hub.routeToPods(t.Nodes(), "")
+	return hub.routeToPods(t.Nodes(), topology.Machine{IPv4: topology.FabricIPv4.Addr(), IPv6: topology.FabricIPv6.Addr()})
 }
 
 // Attach adds the network of one more machine, which has no pods, to a fabric that is up. Its IPv6 address may be the zero Addr.
@@ -219,10 +219,7 @@ func (f Fabric) connect(hub *namespace, m topology.Machine, nodes []topology.Nod
 			return err
 		}
 	}
-	if !m.IPv6.IsValid() {
-		return nil // its way to pods is by the fabric
-	}
-	return own.routeToPods(nodes, m.Name)
+	return own.routeToPods(nodes, m)
 }
 
 func unspecified(a netip.Addr) netip.Addr {
@@ -301,12 +298,16 @@ func (n *namespace) route(dst netip.Prefix, via netip.Addr) error {
 }
 
 // routeToPods adds routes to the pods of every other node via that node.
-func (n *namespace) routeToPods(nodes []topology.Node, self string) error {
+func (n *namespace) routeToPods(nodes []topology.Node, self topology.Machine) error {
 	for _, node := range nodes {
-		if node.Name == self {
+		if node.Name == self.Name {
 			continue
 		}
-		if err := errors.Join(n.route(node.PodIPv4, node.IPv4), n.route(node.PodIPv6, node.IPv6)); err != nil {
+		err := n.route(node.PodIPv4, node.IPv4)
+		if self.IPv6.IsValid() {
+			err = errors.Join(err, n.route(node.PodIPv6, node.IPv6))
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -70,7 +70,7 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// Of many addresses, each cluster gives its share, and one that goes is replaced by one other.
+// Each cluster gives its share of many addresses, and one that goes is replaced by one other.
 func TestReachIsBounded(t *testing.T) {
 	own := []offers.Target{target(http, 80)}
 	var many []string
