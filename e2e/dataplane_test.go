@@ -174,6 +174,7 @@ func replaceUnderLoad(t *testing.T, name string, vip netip.Addr) report {
 		t.Error(err)
 	}
 	served := time.Now()
+	<-time.After(time.Second) // so that the flow meets a server that came last, too
 	r, err := s.end()
 	if err != nil {
 		t.Error(err)
