@@ -298,16 +298,24 @@ func TestPartitionedSupervisors(t *testing.T) {
 	}
 
 	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"b": policies.Unreachable})
+	deny := networkPolicy("deny")
+	w.create("b", deny)
+	<-time.After(away())
+	w.serve("a", "before", "10.1.0.9")
+	w.leadsTo("a", "before", "10.1.0.9")
 
 	w.gates["a b"].Open()
 	w.gates["b a"].Open()
 	w.policyStates("a", allow, policies.Applied, nil)
+	w.policyStates("b", deny, policies.Applied, nil)
+	w.awaitEverywhere("before", "10.1.0.9")
 	w.awaitEverywhere("of-a", "10.1.0.2")
 	w.awaitEverywhere("of-b", "10.2.0.2")
 	w.offer("c", "last", "10.3.0.3")
 	w.awaitEverywhere("last", "10.3.0.3")
 	writes.take("through the cut", before, slices.Concat(
-		w.came("of-a", "a", ids...), w.came("of-b", "b", ids...), w.came("of-c", "c", ids...), w.came("last", "c", ids...), copies(watch.Added, allow, "b", "c"))...)
+		w.came("of-a", "a", ids...), w.came("of-b", "b", ids...), w.came("of-c", "c", ids...), w.came("last", "c", ids...), copies(watch.Added, allow, "b", "c"),
+		copies(watch.Added, deny, "a", "c"), []string{"a MODIFIED EndpointSlice before of a", "b MODIFIED EndpointSlice before of a", "c MODIFIED EndpointSlice before of a"})...)
 	conformance.Holds(t, "F7")
 }
 

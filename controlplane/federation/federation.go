@@ -164,7 +164,7 @@ func New(cfg Config) (*Federation, error) {
 		{Source: objectcache.Source{Object: &about.ClusterProperty{}, Optional: true}},
 		// Only supervisors have the right to read these.
 		{Source: objectcache.Source{Object: &corev1.Secret{}, Namespace: federationv1alpha1.SecretNamespace, Keep: isTarget, Trim: trimSecret, SkipIfForbidden: true}},
-	}, func(int, client.Object, client.Object) { f.changed() }, f.changed)
+	}, func(int, client.Object, client.Object, bool) { f.changed() }, f.changed)
 	return f, err
 }
 

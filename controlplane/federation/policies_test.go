@@ -13,6 +13,7 @@ import (
 
 	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -124,6 +125,45 @@ func TestReplicatedPolicies(t *testing.T) {
 	}
 	writes.take("for removed policies", before, everywhere(watch.Deleted)...)
 	conformance.Holds(t, "F24", "F25")
+}
+
+// A user deletes the copies of policies in a member of which neither the origin's cluster nor the leader knows more than what it watches. The
+// policies go in all members, and so does every trace of it.
+func TestPoliciesRemovedInAnyMember(t *testing.T) {
+	w := newTestbed(t)
+	w.supervise("a", "one")
+	w.awaitLeader("a/one")
+	w.supervise("b", "two")
+	all := []*unstructured.Unstructured{networkPolicy("allow"), clusterPolicy("edge")}
+	for _, o := range all {
+		w.create("c", o)
+	}
+	for _, o := range all {
+		w.policyStates("c", o, policies.Applied, nil)
+	}
+	for _, o := range all {
+		copied := o.DeepCopy()
+		copied.SetResourceVersion("")
+		copied.SetUID("")
+		if err := w.admin["b"].Delete(t.Context(), copied); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, o := range all {
+		for _, id := range ids {
+			await.True(t, o.GetName()+" is removed in "+string(id), func() bool {
+				return apierrors.IsNotFound(w.admin[id].Get(t.Context(), client.ObjectKeyFromObject(o), o.DeepCopy()))
+			})
+		}
+	}
+	await.True(t, "the records of the removals are gone", func() bool {
+		var left corev1.ConfigMapList
+		if err := w.admin["b"].List(t.Context(), &left, client.MatchingLabels{"federation.isthmus.dev/report": "policy-removed"}); err != nil {
+			t.Fatal(err)
+		}
+		return len(left.Items) == 0
+	})
+	conformance.Holds(t, "F26")
 }
 
 // A policy that a member's webhook refuses reaches the other members. The refusal is reported once, and the policy follows

@@ -270,6 +270,16 @@ func (w *testbed) offer(id clusterset.ClusterID, name string, addresses ...strin
 	w.create(id, svc)
 }
 
+// serve changes the endpoints of a member Service.
+func (w *testbed) serve(id clusterset.ClusterID, name, address string) {
+	w.t.Helper()
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: demo, Name: name + "-1"}}
+	patch := fmt.Appendf(nil, `{"endpoints":[{"addresses":[%q],"conditions":{"ready":true}}]}`, address)
+	if err := w.admin[id].Patch(w.t.Context(), slice, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 // decline removes the annotation of a member Service, as its owner does.
 func (w *testbed) decline(id clusterset.ClusterID, name string) {
 	w.t.Helper()

@@ -101,7 +101,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		{Source: objectcache.Source{Object: &corev1.Service{}, Selector: services}},
 		{Source: objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Selector: slices}},
 		{Source: objectcache.Source{Object: &v1alpha1.ExternalWorkload{}, Optional: true}},
-	}, func(int, client.Object, client.Object) { c.changed() }, c.changed)
+	}, func(int, client.Object, client.Object, bool) { c.changed() }, c.changed)
 	if err != nil {
 		return err
 	}

@@ -123,6 +123,10 @@ var notes = []string{
 	federationv1alpha1.AnnotationEpoch, federationv1alpha1.AnnotationServiceStatus, federationv1alpha1.AnnotationPolicyStatus,
 }
 
+// policyWishes are the annotations by which users request that a policy reaches other members. Whoever deletes a copy of it in a member
+// removes it in all of them, so leaders may delete it.
+var policyWishes = []string{federationv1alpha1.AnnotationPolicy, federationv1alpha1.AnnotationPolicyAntrea}
+
 // wishes are the annotations by which users request that an object reaches other members. No leader writes one.
 var wishes = []string{
 	federationv1alpha1.AnnotationGlobalService, federationv1alpha1.AnnotationGlobalServiceAntreaTanzu, federationv1alpha1.AnnotationGlobalServiceAntrea,
@@ -142,7 +146,7 @@ const sameSpec = `object.spec == oldObject.spec || request.kind.group == "" && r
 // Own returns the policy and its binding. The member rejects that a supervisor creates, changes or deletes an object
 // without the label of the federation. The federation's Services have type ClusterIP, no selector and no externalIPs, and
 // nothing of it is in namespaces kube-*: a thief of the token cannot take the traffic to an address by spec.externalIPs
-// (CVE-2020-8554). On users' objects leaders may write their notes. On no object may they write the
+// (CVE-2020-8554). Leaders may delete the policies that users asked to replicate. On users' objects leaders may write their notes. On no object may they write the
 // annotations by which users request federation: the leaders of other members would act on them.
 func Own(namespace string) []client.Object {
 	const ours = `(has(%[1]s.metadata.labels) && (%[1]s.metadata.labels[?%[2]q].orValue("") == %[4]q || %[1]s.metadata.labels[?%[3]q].orValue("") == %[4]q))`
@@ -151,7 +155,8 @@ func Own(namespace string) []client.Object {
 	}
 	spec := ofSupervisors(namespace)
 	spec.Variables = []admissionv1.Variable{
-		{Name: "before", Expression: `request.operation == "CREATE" || ` + is("oldObject")},
+		{Name: "before", Expression: `request.operation == "CREATE" || ` + is("oldObject") + ` || request.operation == "DELETE" && request.resource.group != "" && ` +
+			list(policyWishes) + `.exists(k, oldObject.metadata.?annotations[?k].orValue("") == "true")`},
 		{Name: "after", Expression: `request.operation == "DELETE" || ` + is("object")},
 		{Name: "was", Expression: `request.operation == "CREATE" ? {} : oldObject.metadata.?annotations.orValue({})`},
 		{Name: "is", Expression: `request.operation == "DELETE" ? {} : object.metadata.?annotations.orValue({})`},
@@ -166,7 +171,7 @@ func Own(namespace string) []client.Object {
 	spec.Validations = []admissionv1.Validation{
 		{
 			Expression: `variables.before && variables.after || request.?subResource.orValue("") == "" && variables.annotated`,
-			Message: fmt.Sprintf("a supervisor may write objects with the label %s=%s or %s=%[2]s, and on other objects only the annotations %s",
+			Message: fmt.Sprintf("a supervisor may write objects with the label %s=%s or %s=%[2]s, delete policies that users asked to replicate, and write on other objects only the annotations %s",
 				v1alpha1.LabelManagedBy, federationv1alpha1.ManagedBy, discoveryv1.LabelManagedBy, strings.Join(notes, ", ")),
 			Reason: new(metav1.StatusReasonForbidden),
 		},

@@ -84,8 +84,11 @@ func (e *Engine) add(spec federationv1alpha1.MemberCluster, pinned string) (*man
 // newView returns the view that Reconciler i has of a member. Each change of its cache is queued.
 func (e *Engine) newView(i int, m *managedMember) (*view, error) {
 	v := &view{Member: m.Member, isDead: e.liveness.Dead, watches: e.cfg.Reconcilers[i].Watches()}
-	changed := func(kind int, was, is client.Object) {
+	changed := func(kind int, was, is client.Object, listed bool) {
 		w := v.watches[kind]
+		if w.Deleted != nil && is == nil && !listed {
+			w.Deleted(v, was)
+		}
 		for _, o := range []client.Object{was, is} {
 			switch {
 			case o == nil:

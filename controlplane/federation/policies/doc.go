@@ -15,6 +15,13 @@
 // the origin's cluster is reachable and no longer has the origin, or is no longer a member; while that cluster is silent the
 // copy stays. A member that misses a deletion therefore catches up when it is back.
 //
+// # Removal in a member
+//
+// A user who deletes a copy removes the policy everywhere. The leader of that member has to see the deletion, and records it there in a
+// ConfigMap with the uid of the origin; the leader of the origin's cluster then deletes the origin. A copy that is merely missing was
+// lost, and is created again. So are many copies of a member that go at a time, and those of a member that no grant lets replicate the
+// policy. What goes with its namespace or its kind is neither.
+//
 // # Writers
 //
 // The leader of a member writes its copies. If the API server refuses one, the leader records the reason in a ConfigMap

@@ -18,6 +18,7 @@ type observed struct {
 	object    *unstructured.Unstructured // the object with the policy's name, nil if there is none
 	denial    error                      // why the Federation does not replicate object, although users asked for it
 	refusal   *refusal                   // the recorded refusal of the API server, nil if there is none
+	removal   *removal                   // the recorded removal of the copy by a user, nil if there is none
 }
 
 // verb is the action of a leader on a policy.
@@ -105,6 +106,9 @@ func decide(into *observed, all []observed) step {
 		return step{verb: leave}
 	}
 	want := copyFrom(string(from.member), from.object)
+	if into.object == nil && into.removal.of(from.object) {
+		return step{verb: leave} // until the leader of its cluster has removed the origin
+	}
 	if into.object == nil {
 		return step{verb: create, want: want}
 	}
@@ -143,6 +147,9 @@ func result(h, from *observed) Result {
 	want := copyFrom(string(from.member), from.object)
 	if h.refusal != nil && h.refusal.content == want.GetAnnotations()[annotationContent] {
 		return Result{State: Refused, Message: h.refusal.message}
+	}
+	if h.object == nil && h.removal.of(from.object) {
+		return Result{State: Removed, Message: "a user deleted the copy there, so the policy is about to be removed everywhere"}
 	}
 	if h.object == nil {
 		return Result{State: Pending}

@@ -49,6 +49,7 @@ func (c Config) Travels(o *unstructured.Unstructured) bool {
 // New returns a Reconciler that replicates policies.
 func New(c Config) reconcile.Reconciler {
 	p := &Reconciler{config: c, placed: map[string]map[reconcile.Key]bool{}}
+	p.removals = newRemovals(c.Guard.Times, func(key reconcile.Key) { p.enqueue(key) })
 	c.Guard.Changed = func(_ clusterset.ClusterID, keys []reconcile.Key) {
 		for _, key := range keys {
 			p.enqueue(key)
@@ -66,11 +67,12 @@ var (
 
 // Reconciler is a [reconcile.Reconciler]. Make it with New.
 type Reconciler struct {
-	config  Config
-	guard   *withdrawal.Guard[reconcile.Key]
-	enqueue func(reconcile.Key) // set by Run before the guard runs
-	seen    sync.Map            // offered: policies that the guard knows
-	endings reconcile.Endings
+	config   Config
+	guard    *withdrawal.Guard[reconcile.Key]
+	enqueue  func(reconcile.Key) // set by Run before the guard runs
+	seen     sync.Map            // offered: policies that the guard knows
+	endings  reconcile.Endings
+	removals *removals
 
 	mu sync.Mutex
 	// placed are the federated policies that were ever seen, by namespace. A member that gets a new namespace gets the
@@ -95,13 +97,13 @@ func (r *Reconciler) Watches() []reconcile.Watch {
 		}}, Keys: r.keysOfService},
 		{Kind: objectcache.Kind{Source: objectcache.Source{
 			Object: &corev1.ConfigMap{}, Namespace: r.config.Namespace,
-			Selector: labels.SelectorFromSet(labels.Set{labelReport: reportRefusal}),
-		}}, Keys: keyOfRefusal},
+			Selector: reports,
+		}}, Keys: keyOfReport},
 	}
 	for _, kind := range r.config.Kinds {
 		watches = append(watches, reconcile.Watch{
 			Kind: objectcache.Kind{Source: objectcache.Source{Object: object(kind), Trim: trimPolicy, Optional: true, SkipIfForbidden: true}},
-			Keys: r.keysOfPolicy(kind), Counted: isCopy,
+			Keys: r.keysOfPolicy(kind), Deleted: r.removals.seen(kind), Counted: isCopy,
 		})
 	}
 	return watches
@@ -240,10 +242,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 	if !seen[here].read {
 		return nil
 	}
+	r.removals.leads(into)
 	r.forget(key, seen)
 	r.note(key, seen)
 	if o := seen[here].object; o != nil {
 		if federated(o) {
+			if done, err := r.removeOrigin(ctx, key, into, &seen[here], seen); done || err != nil {
+				return err
+			}
 			return r.report(ctx, into, &seen[here], seen)
 		}
 		if _, isCopy := copyOf(o); !isCopy && o.GetAnnotations()[AnnotationStatus] != "" {
@@ -303,6 +309,13 @@ func (r *Reconciler) observe(ctx context.Context, key reconcile.Key, m reconcile
 	if there {
 		h.refusal = readRefusal(told)
 	}
+	told = &corev1.ConfigMap{}
+	if there, err = found(client.ObjectKey{Namespace: r.config.Namespace, Name: removalName(key)}, told); err != nil {
+		return h, err
+	}
+	if there {
+		h.removal = readRemoval(told)
+	}
 	return h, nil
 }
 
@@ -320,10 +333,14 @@ func (r *Reconciler) enforce(ctx context.Context, key reconcile.Key, into reconc
 	if s.verb == remove && r.keeps(key, here.object, all) {
 		return nil // the guard enqueues the key again
 	}
+	if done, err := r.removeCopy(ctx, key, into, here, all, s.verb); done || err != nil {
+		return err
+	}
 	var err error
 	switch s.verb {
 	case leave:
 	case remove:
+		r.removals.own(into.ID(), key)
 		return errors.Join(into.Delete(ctx, here.object), r.allowed(ctx, into, here))
 	case create:
 		o := s.want.DeepCopy()

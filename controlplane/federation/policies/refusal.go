@@ -14,11 +14,12 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
-// labelReport marks the objects by which the leader of a member reports to the leaders of other members. reportRefusal is its
-// value on the objects of this package.
+// labelReport marks the objects by which the leader of a member reports to the leaders of other members. The others are its
+// values on the objects of this package.
 const (
 	labelReport   = ours + "report"
 	reportRefusal = "policy-refused"
+	reportRemoval = "policy-removed"
 )
 
 // longest limits the stored text of a refusal, in characters.
@@ -39,8 +40,8 @@ func readRefusal(c *corev1.ConfigMap) *refusal {
 	return &refusal{content: c.Data["content"], message: c.Data["message"], stored: c}
 }
 
-// keyOfRefusal returns the key of the refused policy.
-func keyOfRefusal(_ reconcile.Member, o client.Object) []reconcile.Key {
+// keyOfReport returns the key of the policy that a report is about.
+func keyOfReport(_ reconcile.Member, o client.Object) []reconcile.Key {
 	c, ok := o.(*corev1.ConfigMap)
 	if !ok || c.Data["kind"] == "" {
 		return nil

@@ -21,7 +21,8 @@ const (
 	Refused          State = "refused" // by the member's API server or one of its webhooks
 	Taken            State = "taken"   // the name, by a user's object
 	Unreachable      State = "unreachable"
-	Denied           State = "denied" // in the member itself: no grant of the Federation allows to replicate it
+	Removed          State = "removed" // by a user, who deleted the copy
+	Denied           State = "denied"  // in the member itself: no grant of the Federation allows to replicate it
 )
 
 // Result is the state of a policy in one member, and its reason.

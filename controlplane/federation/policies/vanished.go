@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -20,7 +21,10 @@ type offered struct {
 // Run decides on origins that vanished, until ctx ends.
 func (r *Reconciler) Run(ctx context.Context, enqueue func(reconcile.Key)) error {
 	r.enqueue = enqueue
-	return r.guard.Run(ctx)
+	var running errgroup.Group
+	running.Go(func() error { return r.guard.Run(ctx) })
+	running.Go(func() error { return r.removals.guard.Run(ctx) })
+	return running.Wait()
 }
 
 // note tells the guard which clusters ask to replicate a policy, and which have withdrawn it explicitly: those that still

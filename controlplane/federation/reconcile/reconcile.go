@@ -78,6 +78,9 @@ type Watch struct {
 	// Keys returns the keys to reconcile after o was created, changed (it is called with the old and the new object) or
 	// deleted. It may read from, which includes the change, but perhaps not yet others that were made with it.
 	Keys func(from Member, o client.Object) []Key
+	// Deleted, if not nil, is called before Keys when this process watched while o was deleted; o was its last state. An object that
+	// is merely missing, such as after a restart of this process or the loss of a database, was not seen to be deleted.
+	Deleted func(from Member, o client.Object)
 	// Counted, if not nil, reports whether the Reconciler made o and the Federation's status counts it.
 	Counted func(o client.Object) bool
 }

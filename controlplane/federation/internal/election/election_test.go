@@ -15,6 +15,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,7 +54,7 @@ var times = election.Times{Lease: 5 * time.Second, Renew: 4 * time.Second, Retry
 func newClient(t *testing.T, config *rest.Config) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, rbacv1.AddToScheme, admissionv1.AddToScheme, coordinationv1.AddToScheme, federationv1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, rbacv1.AddToScheme, admissionv1.AddToScheme, coordinationv1.AddToScheme, networkingv1.AddToScheme, federationv1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -316,7 +317,12 @@ func TestSupervisorWritesOnlyFederationObjects(t *testing.T) {
 	mine := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "mine", Labels: ours}, Spec: ports}
 	asked := mine.DeepCopy()
 	asked.Name, asked.Annotations = "asked", map[string]string{federationv1alpha1.AnnotationGlobalService: "shop"}
-	for _, obj := range []client.Object{theirs, config, mine, asked} {
+	wish := map[string]string{federationv1alpha1.AnnotationPolicyAntrea: "true"}
+	plain := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "plain"}}
+	travelling := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "travelling", Annotations: wish}}
+	posing := mine.DeepCopy()
+	posing.Name, posing.Labels, posing.Annotations = "posing", nil, wish
+	for _, obj := range []client.Object{theirs, config, mine, asked, plain, travelling, posing} {
 		if err := admin.Create(ctx, obj); err != nil {
 			t.Fatal(err)
 		}
@@ -348,13 +354,16 @@ func TestSupervisorWritesOnlyFederationObjects(t *testing.T) {
 		"write the status": leader.Status().Update(ctx, edited(theirs, func(s *corev1.Service) {
 			s.Status.Conditions = []metav1.Condition{{Type: "Told", Status: metav1.ConditionTrue, Reason: "Told", LastTransitionTime: metav1.Now()}}
 		})),
-		"change what has no spec": leader.Patch(ctx, config.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"data":{"k":"v"}}`))),
-		"delete":                  leader.Delete(ctx, theirs.DeepCopy()),
-		"annotate":                annotate(theirs, `"example.org/k":"v"`),
-		"federate a Service":      annotate(theirs, `"svc.global.federated.antreaplus.vmware-tanzu.com":"shop"`),
-		"federate a policy":       annotate(theirs, `"federated.anp.antreaplus.vmware.com":"true"`),
-		"take annotations away":   annotate(theirs, `"whose":null`),
-		"federate its own":        annotate(mine, `"federation.isthmus.dev/service":"shop"`),
+		"change what has no spec":      leader.Patch(ctx, config.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"data":{"k":"v"}}`))),
+		"delete":                       leader.Delete(ctx, theirs.DeepCopy()),
+		"delete a policy":              leader.Delete(ctx, plain.DeepCopy()),
+		"delete what is no policy":     leader.Delete(ctx, posing.DeepCopy()),
+		"change a policy that travels": leader.Patch(ctx, travelling.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"policyTypes":["Egress"]}}`))),
+		"annotate":                     annotate(theirs, `"example.org/k":"v"`),
+		"federate a Service":           annotate(theirs, `"svc.global.federated.antreaplus.vmware-tanzu.com":"shop"`),
+		"federate a policy":            annotate(theirs, `"federated.anp.antreaplus.vmware.com":"true"`),
+		"take annotations away":        annotate(theirs, `"whose":null`),
+		"federate its own":             annotate(mine, `"federation.isthmus.dev/service":"shop"`),
 		"make a member of one": leader.Create(ctx, edited(mine, func(s *corev1.Service) {
 			s.Name, s.ResourceVersion, s.Spec, s.Annotations = "new", "", ports, map[string]string{"svc.federated.antreaplus.vmware.com": "shop"}
 		})),
@@ -367,7 +376,8 @@ func TestSupervisorWritesOnlyFederationObjects(t *testing.T) {
 		"note":         annotate(theirs, `"federation.isthmus.dev/service-status":"v","federation.isthmus.dev/policy-status":"v","federation.isthmus.dev/epoch":"1"`),
 		"note nothing": annotate(theirs, `"federation.isthmus.dev/service-status":null`),
 		"annotate its own, of which a person asked something": annotate(asked, `"example.org/k":"v"`),
-		"change its own": leader.Update(ctx, edited(mine, func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })),
+		"delete a policy that travels":                        leader.Delete(ctx, travelling.DeepCopy()),
+		"change its own":                                      leader.Update(ctx, edited(mine, func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)

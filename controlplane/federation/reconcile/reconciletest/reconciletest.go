@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
@@ -135,6 +136,28 @@ func (f *Federation) Count(id clusterset.ClusterID) (n int) {
 
 // Client returns a client of the member's API server with a user's rights.
 func (m *Member) Client() client.WithWatch { return m.client }
+
+// Delete deletes an object as a user does while the Reconciler watches. o is its last state.
+func (f *Federation) Delete(ctx context.Context, id clusterset.ClusterID, o client.Object) error {
+	m := f.Member(id)
+	gvk, err := apiutil.GVKForObject(o, m.client.Scheme())
+	if err != nil {
+		return err
+	}
+	if err := m.client.Delete(ctx, o); err != nil {
+		return err
+	}
+	for kind, w := range f.watches {
+		if of, err := apiutil.GVKForObject(w.Object, m.client.Scheme()); err != nil || of != gvk || w.Deleted == nil {
+			continue
+		}
+		if err := m.Informers()[kind].Delete(o); err != nil {
+			return err
+		}
+		w.Deleted(m, o)
+	}
+	return nil
+}
 
 // Silence makes the member unreachable: it is neither read nor written, and its cache stays.
 func (m *Member) Silence() { m.silent.Store(true) }

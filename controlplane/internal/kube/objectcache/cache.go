@@ -72,24 +72,24 @@ type cachedKind struct {
 }
 
 // NewCache returns an empty Cache. changed, if not nil, is called after each change became readable, by one goroutine for
-// each kind: with the kind's place in kinds, and the old and the new object, nil for one that does not exist. Both are
-// shared and must not be changed. settled, if not nil, is called when a kind becomes readable, is found missing, or is
+// each kind: with the kind's place in kinds, the old and the new object, nil for one that does not exist, and whether a list
+// showed the change, whose moment is unknown. Both objects are shared and must not be changed. settled, if not nil, is called when a kind becomes readable, is found missing, or is
 // skipped.
-func NewCache(scheme *runtime.Scheme, kinds []Kind, changed func(kind int, was, is client.Object), settled func()) (*Cache, error) {
+func NewCache(scheme *runtime.Scheme, kinds []Kind, changed func(kind int, was, is client.Object, listed bool), settled func()) (*Cache, error) {
 	c := &Cache{scheme: scheme, byGVK: map[schema.GroupVersionKind]*cachedKind{}}
 	for i, kind := range kinds {
 		k := &cachedKind{Kind: kind}
 		var err error
 		k.ObjectInformer, err = New(scheme, Config[any, string]{
 			Source: kind.Source, Compact: k.pack, Index: k.index,
-			After: func(was, is any, _ bool) {
+			After: func(was, is any, listed bool) {
 				old, now := k.open(was), k.open(is)
 				if old != nil && now != nil && old.GetUID() == now.GetUID() && old.GetResourceVersion() == now.GetResourceVersion() {
 					return // a new list repeated it
 				}
 				c.changes.Add(1)
 				if changed != nil {
-					changed(i, old, now)
+					changed(i, old, now, listed)
 				}
 			},
 			Settled: func() {

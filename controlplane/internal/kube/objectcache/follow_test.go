@@ -79,7 +79,7 @@ func TestListsArePacked(t *testing.T) {
 			},
 		},
 		Pack: func(o client.Object) Packed { return &packed{o.(*corev1.ConfigMap).ObjectMeta} },
-	}}, func(_ int, was, is client.Object) {
+	}}, func(_ int, was, is client.Object, _ bool) {
 		changes = append(changes, fmt.Sprintf("%v to %v", was != nil, is != nil))
 	}, nil)
 	if err != nil {
