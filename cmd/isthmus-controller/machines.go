@@ -13,6 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/octavia"
 )
 
 // Services of machines need these additional rights. The chart grants them with controller.federation.
@@ -32,7 +33,11 @@ func newMachines(s settings, local *rest.Config, log *slog.Logger) (*workloads.C
 		}
 	}
 	for _, c := range cfg.Settings.Clouds {
-		cfg.Clouds[c.Name] = nova.New(nova.Config{Cloud: c.Name, File: s.clouds, Network: c.Network})
+		of := workloads.Cloud{Servers: nova.New(nova.Config{Cloud: c.Name, File: s.clouds, Network: c.Network})}
+		if c.LoadBalancers {
+			of.LoadBalancers = octavia.New(octavia.Config{Cloud: c.Name, File: s.clouds})
+		}
+		cfg.Clouds[c.Name] = of
 	}
 	return workloads.New(cfg)
 }
@@ -60,7 +65,7 @@ func readMachines(path string) (workloads.Settings, error) {
 func describeMachines(to *status.Federation, s workloads.State) {
 	to.MachineProblems = s.Problems
 	for _, c := range s.Clouds {
-		is := status.Cloud{Name: c.Name, Servers: c.Servers}
+		is := status.Cloud{Name: c.Name, Servers: c.Servers, LoadBalancers: c.LoadBalancers}
 		if c.Err != nil {
 			is.Error = c.Err.Error()
 		}

@@ -21,6 +21,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova/novatest"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/octavia"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/octavia/octaviatest"
 	"github.com/isthmus-net/isthmus/tools/await"
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
@@ -156,24 +158,7 @@ func TestFederatedCloudServer(t *testing.T) {
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	cloud := novatest.NewFake(t)
-	settings := workloads.Settings{Clouds: []workloads.CloudSettings{{Name: "mine", Namespace: demo, Interval: metav1.Duration{Duration: time.Second}}}}
-	if err := settings.Complete(); err != nil {
-		t.Fatal(err)
-	}
-	machines, err := workloads.New(workloads.Config{
-		Local: servers["c"].Config(t), Settings: settings, Log: w.log("c"),
-		Clouds: map[string]workloads.Cloud{"mine": nova.New(nova.Config{Cloud: "mine", File: cloud.CloudsYAML(t)})},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := configOf(servers["c"].Config(t), "vms", w.log("c"))
-	cfg.Machines = machines.Run
-	child, err := federation.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.run(child)
+	w.runWithCloud(workloads.Cloud{Servers: nova.New(nova.Config{Cloud: "mine", File: cloud.CloudsYAML(t)})})
 	writes, before := w.audit(), w.epochs()
 	server := cloud.Add(novatest.Object{
 		"metadata":  map[string]string{federationv1alpha1.MachineServiceAntrea: "web", federationv1alpha1.AnnotationGlobalServiceAntreaTanzu: "shop"},
@@ -201,6 +186,60 @@ func TestFederatedCloudServer(t *testing.T) {
 	w.awaitEverywhere("shop")
 	writes.take("for a server that is gone", before, w.written(watch.Deleted, "shop", "c", ids...)...)
 	conformance.Holds(t, "F22")
+}
+
+// A load balancer of Octavia asks by its tags, too. The federated Service leads to its floating IP, or to its VIP without one, at
+// the port of its listener, in all clusters.
+func TestFederatedLoadBalancer(t *testing.T) {
+	w := newTestbed(t)
+	w.supervise("a", "one")
+	w.awaitLeader("a/one")
+	cloud := octaviatest.NewFake(t)
+	w.runWithCloud(workloads.Cloud{
+		Servers:       nova.New(nova.Config{Cloud: "mine", File: novatest.NewFake(t).CloudsYAML(t)}),
+		LoadBalancers: octavia.New(octavia.Config{Cloud: "mine", File: cloud.CloudsYAML(t)}),
+	})
+	writes, before := w.audit(), w.epochs()
+	id := cloud.Add(octaviatest.Object{
+		"vip_address": "10.9.0.8", "operating_status": "DEGRADED",
+		"tags": []string{federationv1alpha1.MachineServiceAntrea + "=web", federationv1alpha1.AnnotationGlobalServiceAntreaTanzu + "=shop"},
+	})
+	cloud.Listen(id, octaviatest.Object{"name": "https", "protocol": "TERMINATED_HTTPS", "protocol_port": 443})
+	w.awaitEverywhere("shop", "10.9.0.8")
+	writes.take("for a load balancer", before, append(w.written(watch.Added, "shop", "c", ids...), "c TOLD Service web", "c EVENT Federated of Service web")...)
+	svc := &corev1.Service{}
+	err := w.admin["b"].Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "shop"}, svc)
+	if err != nil || len(svc.Spec.Ports) != 1 || svc.Spec.Ports[0].Name != "https" || svc.Spec.Ports[0].Port != 443 {
+		t.Errorf("ports %v, %v", svc.Spec.Ports, err)
+	}
+
+	cloud.Float(id, "203.0.113.8")
+	w.awaitEverywhere("shop", "203.0.113.8")
+	cloud.Remove(id)
+	w.awaitEverywhere("shop")
+	conformance.Holds(t, "F23")
+}
+
+// runWithCloud runs the controller of child c, which keeps Services of a cloud in namespace demo.
+func (w *testbed) runWithCloud(cloud workloads.Cloud) {
+	w.t.Helper()
+	settings := workloads.Settings{Clouds: []workloads.CloudSettings{{
+		Name: "mine", LoadBalancers: cloud.LoadBalancers != nil, Namespace: demo, Interval: metav1.Duration{Duration: time.Second},
+	}}}
+	if err := settings.Complete(); err != nil {
+		w.t.Fatal(err)
+	}
+	machines, err := workloads.New(workloads.Config{Local: servers["c"].Config(w.t), Settings: settings, Log: w.log("c"), Clouds: map[string]workloads.Cloud{"mine": cloud}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cfg := configOf(servers["c"].Config(w.t), "vms", w.log("c"))
+	cfg.Machines = machines.Run
+	child, err := federation.New(cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.run(child)
 }
 
 // update writes a supervisor's Secret.

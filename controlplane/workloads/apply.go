@@ -28,7 +28,10 @@ const annotationCarried = "federation.isthmus.dev/from-machines"
 var errTaken = errors.New("the name is taken")
 
 // apply creates or updates a Service and its slices. fault is a reason for users why that is impossible.
-func (c *Controller) apply(ctx context.Context, o offer, have observedService, unread map[string]bool) (fault string, err error) {
+func (c *Controller) apply(ctx context.Context, o offer, have observedService, unread map[source]bool) (fault string, err error) {
+	if len(o.ports) == 0 && have.service == nil { // of load balancers that have no listeners yet
+		return "", c.removeSlices(ctx, have, unread)
+	}
 	svc, err := c.applyService(ctx, o, have.service)
 	switch {
 	case errors.Is(err, errTaken):
@@ -101,7 +104,7 @@ func (c *Controller) warnOwner(ctx context.Context, svc *corev1.Service) error {
 		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: fmt.Sprintf("%s.machines-%s", svc.Name, svc.UID)},
 		Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID},
 		Type:       corev1.EventTypeWarning, Reason: "NameTaken", Action: "OfferMachines",
-		Note:      "machines outside of the cluster ask for a service of this name; this service stays unchanged; rename one of them",
+		Note:      "machines or load balancers outside of the cluster ask for a service of this name; this service stays unchanged; rename one of them",
 		EventTime: metav1.NowMicro(), ReportingController: v1alpha1.ManagedByMachines, ReportingInstance: name,
 	})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -123,7 +126,9 @@ func (o offer) shape(svc *corev1.Service) {
 	metav1.SetMetaDataAnnotation(&svc.ObjectMeta, annotationCarried, strings.Join(slices.Sorted(maps.Keys(o.annotations)), ","))
 	maps.Copy(svc.Annotations, o.annotations)
 	svc.Spec.Type, svc.Spec.Selector = corev1.ServiceTypeClusterIP, nil
-	svc.Spec.Ports = nil
+	if len(o.ports) > 0 { // or it keeps those that it had, because there is no Service without ports
+		svc.Spec.Ports = nil
+	}
 	for _, p := range o.ports {
 		svc.Spec.Ports = append(svc.Spec.Ports, p.servicePort())
 	}
@@ -149,9 +154,9 @@ func (c *Controller) applySlice(ctx context.Context, want, have *discoveryv1.End
 	return c.client.Update(ctx, es)
 }
 
-// remove deletes a Service without machines. It stays while a cloud is unread, because a server without an address may
-// belong to it.
-func (c *Controller) remove(ctx context.Context, name clusterset.ServiceName, have observedService, unread map[string]bool) error {
+// remove deletes a Service without machines. It stays while a source is unread, because a server without an address may
+// belong to it, or a load balancer without listeners.
+func (c *Controller) remove(ctx context.Context, name clusterset.ServiceName, have observedService, unread map[source]bool) error {
 	if have.service != nil && len(unread) == 0 {
 		if err := c.delete(ctx, have.service); err != nil {
 			return fmt.Errorf("delete service %s: %w", name, err)
@@ -161,10 +166,10 @@ func (c *Controller) remove(ctx context.Context, name clusterset.ServiceName, ha
 	return c.removeSlices(ctx, have, unread)
 }
 
-// removeSlices deletes slices, except for those of unread clouds.
-func (c *Controller) removeSlices(ctx context.Context, have observedService, unread map[string]bool) error {
+// removeSlices deletes slices, except for those of unread sources.
+func (c *Controller) removeSlices(ctx context.Context, have observedService, unread map[source]bool) error {
 	for _, es := range have.slices {
-		if unread[es.Labels[labelCloud]] {
+		if unread[sourceOf(es)] {
 			continue
 		}
 		if err := c.delete(ctx, es); err != nil {

@@ -2,20 +2,31 @@ package workloads
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"net/netip"
 	"sync"
 	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Cloud lists the servers of one project.
-type Cloud interface {
-	// Servers returns all servers of the project. It is not called concurrently. After an error the last result stays in
-	// effect, and it is called again.
-	Servers(ctx context.Context) ([]Server, error)
+// Cloud lists the resources of one project.
+type Cloud struct {
+	Servers Lister
+	// LoadBalancers is used only if the settings ask for load balancers.
+	LoadBalancers Lister
 }
 
-// Server is a virtual machine of a cloud.
-type Server struct {
+// Lister lists the servers, or the load balancers, of one project.
+type Lister interface {
+	// List returns all that can ask for a Service. It is not called concurrently. After an error the last result stays in
+	// effect, and it is called again.
+	List(ctx context.Context) ([]Resource, error)
+}
+
+// Resource is a server or a load balancer of a cloud.
+type Resource struct {
 	ID, Name string
 	Created  time.Time
 	// Running reports whether the cloud expects it to accept new connections.
@@ -24,36 +35,104 @@ type Server struct {
 	Addrs []netip.Addr
 	// Labels are its metadata, and its tags of the form KEY=VALUE, with slashes in place of colons.
 	Labels map[string]string
+	// Listeners are the ports of a load balancer. A server names its ports by a label.
+	Listeners []Listener
 }
 
-// cloudPoller lists the servers of one cloud periodically, and keeps the last result.
-type cloudPoller struct {
+// Listener is a port of a load balancer.
+type Listener struct {
+	Name     string // any text
+	Port     int
+	Protocol string // of its packets, such as TCP
+}
+
+// source is where machines come from: the servers of a cloud, or its load balancers. ExternalWorkloads have the zero source.
+type source struct {
+	cloud         string
+	loadBalancers bool
+}
+
+// String names the source within the keys of slices. The name of a cloud has no blank, so the names differ.
+func (s source) String() string {
+	if s.loadBalancers {
+		return s.cloud + " " + s.noun()
+	}
+	return s.cloud
+}
+
+// noun names what comes from the source.
+func (s source) noun() string {
+	switch {
+	case s.loadBalancers:
+		return "load balancer"
+	case s.cloud != "":
+		return "server"
+	default:
+		return "externalworkload"
+	}
+}
+
+// The labels of an EndpointSlice that name its source. Slices of ExternalWorkloads have neither, and those of servers have only
+// the first.
+const (
+	labelCloud         = "federation.isthmus.dev/cloud"
+	labelLoadBalancers = "federation.isthmus.dev/load-balancers"
+)
+
+// mark sets the labels of a slice.
+func (s source) mark(labels map[string]string) {
+	if s.cloud != "" {
+		labels[labelCloud] = s.cloud
+	}
+	if s.loadBalancers {
+		labels[labelLoadBalancers] = "true"
+	}
+}
+
+// sourceOf returns the source of the endpoints in a slice.
+func sourceOf(es *discoveryv1.EndpointSlice) source {
+	return source{cloud: es.Labels[labelCloud], loadBalancers: es.Labels[labelLoadBalancers] != ""}
+}
+
+// poller lists the resources of one source periodically, and keeps the last result.
+type poller struct {
+	source   source
 	settings CloudSettings
-	cloud    Cloud
+	lister   Lister
 	changed  func()
+	log      *slog.Logger
 
 	mu    sync.Mutex
 	read  bool // the cloud has answered once
 	err   error
-	last  []Server
-	valid map[string]machine // the last valid machine of each server, by id
+	last  []Resource
+	valid map[string]machine // the last valid machine of each resource, by id
 }
 
-// run lists servers until ctx ends.
-func (f *cloudPoller) run(ctx context.Context) {
+// run lists resources until ctx ends.
+func (f *poller) run(ctx context.Context) {
 	tick := time.NewTicker(f.settings.Interval.Duration)
 	defer tick.Stop()
+	logged := ""
 	for {
-		servers, err := f.cloud.Servers(ctx)
+		resources, err := f.lister.List(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		f.mu.Lock()
 		if f.err = err; err == nil {
-			f.read, f.last = true, servers
+			f.read, f.last = true, resources
 		}
 		f.mu.Unlock()
 		f.changed()
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != "" && text != logged {
+			f.log.Warn("a cloud cannot be read; its last list stays in effect", "cloud", f.source.cloud, "kind", f.source.noun(), "err", err)
+		}
+		logged = text
 		select {
 		case <-ctx.Done():
 			return
@@ -62,28 +141,28 @@ func (f *cloudPoller) run(ctx context.Context) {
 	}
 }
 
-// machines returns the machines of the servers in the last list, and the problems of some. A server whose labels became
-// invalid keeps the Service that it had. ok is false until the cloud has answered.
-func (f *cloudPoller) machines() (all []machine, wrong []problem, ok bool) {
+// machines returns the machines in the last list, and the problems of some. A resource whose labels became invalid keeps the
+// Service that it had. ok is false until the cloud has answered.
+func (f *poller) machines() (all []machine, wrong []problem, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	before := f.valid
 	f.valid = map[string]machine{}
-	for _, s := range f.last {
-		m, asks, err := ofServer(s, f.settings)
+	for _, r := range f.last {
+		m, asks, err := ofResource(r, f.source, f.settings)
 		if !asks {
 			continue
 		}
 		if err != nil {
 			wrong = append(wrong, problem{m, err.Error()})
-			was, known := before[s.ID]
+			was, known := before[r.ID]
 			if !known {
 				continue
 			}
 			was.addrs, was.ready = m.addrs, m.ready
 			m = was
 		}
-		f.valid[s.ID] = m
+		f.valid[r.ID] = m
 		all = append(all, m)
 	}
 	return all, wrong, f.read
@@ -91,13 +170,30 @@ func (f *cloudPoller) machines() (all []machine, wrong []problem, ok bool) {
 
 // CloudState is the state of a cloud.
 type CloudState struct {
-	Name    string
-	Servers int   // that serve Services
-	Err     error // of the last request; the result before it stays in effect
+	Name                   string
+	Servers, LoadBalancers int   // that serve Services
+	Err                    error // of the last requests; the results before them stay in effect
 }
 
-func (f *cloudPoller) state() CloudState {
+// states returns the states of the clouds of pollers, of which those of one cloud follow each other.
+func states(pollers []*poller) (all []CloudState) {
+	for _, f := range pollers {
+		if len(all) == 0 || all[len(all)-1].Name != f.source.cloud {
+			all = append(all, CloudState{Name: f.source.cloud})
+		}
+		f.addTo(&all[len(all)-1])
+	}
+	return all
+}
+
+// addTo adds the state of a source to that of its cloud.
+func (f *poller) addTo(s *CloudState) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return CloudState{Name: f.settings.Name, Servers: len(f.valid), Err: f.err}
+	if f.source.loadBalancers {
+		s.LoadBalancers = len(f.valid)
+	} else {
+		s.Servers = len(f.valid)
+	}
+	s.Err = errors.Join(s.Err, f.err)
 }

@@ -2,6 +2,7 @@ package workloads
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,15 +16,16 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// machine is a machine outside of the cluster and the Service that it serves.
+// machine is a machine or a load balancer outside of the cluster, and the Service that it serves.
 type machine struct {
-	cloud       string // "" for an ExternalWorkload
+	source      source
 	name        string
-	id          string // unique in its cloud, or in the cluster for an ExternalWorkload
+	id          string // unique in its source, or in the cluster for an ExternalWorkload
 	since       time.Time
 	service     clusterset.ServiceName
 	byDefault   bool // nobody chose the name of the Service
 	ports       []port
+	refused     []string     // for the owner: what else it wants to serve, and why it does not
 	addrs       []netip.Addr // at most one of each family
 	ready       bool
 	annotations map[string]string // for its Service
@@ -31,15 +33,15 @@ type machine struct {
 
 // String names the machine to people.
 func (m machine) String() string {
-	if m.cloud == "" {
-		return "externalworkload " + m.id
+	if m.source == (source{}) {
+		return m.source.noun() + " " + m.id
 	}
-	return fmt.Sprintf("server %s (%s) of cloud %s", m.name, m.id, m.cloud)
+	return fmt.Sprintf("%s %s (%s) of cloud %s", m.source.noun(), m.name, m.id, m.source.cloud)
 }
 
 // compare orders machines by age.
 func (m machine) compare(o machine) int {
-	return cmp.Or(m.since.Compare(o.since), strings.Compare(m.cloud, o.cloud), strings.Compare(m.id, o.id))
+	return cmp.Or(m.since.Compare(o.since), strings.Compare(m.source.String(), o.source.String()), strings.Compare(m.id, o.id))
 }
 
 // carried are the annotations that a machine may pass to its Service. They make it a member of a federated one.
@@ -78,26 +80,34 @@ func ofWorkload(w *v1alpha1.ExternalWorkload) machine {
 	return m
 }
 
-// ofServer returns the machine of a cloud server. ok is false if the server asks for no Service. The error is for the owner
-// of the server.
-func ofServer(s Server, c CloudSettings) (m machine, ok bool, err error) {
-	name, ok := either(s.Labels, v1alpha1.MachineService, v1alpha1.MachineServiceAntrea)
+// ofResource returns the machine of a cloud's resource. ok is false if the resource asks for no Service. The error is for the
+// owner of the resource.
+func ofResource(r Resource, from source, c CloudSettings) (m machine, ok bool, err error) {
+	name, ok := either(r.Labels, v1alpha1.MachineService, v1alpha1.MachineServiceAntrea)
 	if !ok {
 		return m, false, nil
 	}
-	m = machine{cloud: c.Name, name: s.Name, id: s.ID, since: s.Created, addrs: s.Addrs, ready: s.Running, annotations: carry(s.Labels)}
-	m.service, m.byDefault = clusterset.ServiceName{Namespace: c.Namespace, Name: cmp.Or(name, labelOf(s.ID))}, name == ""
+	m = machine{source: from, name: r.Name, id: r.ID, since: r.Created, addrs: r.Addrs, ready: r.Running, annotations: carry(r.Labels)}
+	m.service, m.byDefault = clusterset.ServiceName{Namespace: c.Namespace, Name: cmp.Or(name, from.labelOf(r.ID))}, name == ""
 	if faults := validation.IsDNS1123Label(m.service.Name); len(faults) > 0 {
 		return m, true, fmt.Errorf("%s: %q cannot name a Service (%s); write a name such as web", v1alpha1.MachineServiceAntrea, m.service.Name, strings.Join(faults, ", "))
 	}
-	if namespace, _ := either(s.Labels, v1alpha1.MachineNamespace, v1alpha1.MachineNamespaceAntrea); namespace != "" && namespace != c.Namespace {
+	if namespace, _ := either(r.Labels, v1alpha1.MachineNamespace, v1alpha1.MachineNamespaceAntrea); namespace != "" && namespace != c.Namespace {
 		if !slices.Contains(c.Namespaces, namespace) {
-			return m, true, fmt.Errorf("%s: servers of cloud %s may not choose namespace %q; choose another, or add it to the namespaces of the cloud", v1alpha1.MachineNamespaceAntrea, c.Name, namespace)
+			return m, true, fmt.Errorf("%s: %ss of cloud %s may not choose namespace %q; choose another, or add it to the namespaces of the cloud", v1alpha1.MachineNamespaceAntrea, from.noun(), c.Name, namespace)
 		}
 		m.service.Namespace = namespace
 	}
-	text, _ := either(s.Labels, v1alpha1.MachinePorts, v1alpha1.MachinePortsAntrea)
-	if m.ports, err = parsePorts(cmp.Or(text, c.Ports)); err != nil {
+	text, labelled := either(r.Labels, v1alpha1.MachinePorts, v1alpha1.MachinePortsAntrea)
+	switch {
+	case !from.loadBalancers:
+		m.ports, err = parsePorts(cmp.Or(text, c.Ports))
+	case labelled:
+		err = errors.New("the ports of a load balancer are those of its listeners; remove the tag")
+	default:
+		m.ports, m.refused = listenerPorts(r.Listeners)
+	}
+	if err != nil {
 		return m, true, fmt.Errorf("%s: %w", v1alpha1.MachinePortsAntrea, err)
 	}
 	return m, true, nil
@@ -112,15 +122,19 @@ func either(labels map[string]string, first, second string) (string, bool) {
 	return value, ok
 }
 
-// labelOf makes the name of a Service from a server's ID, which no other server of its cloud has, unlike a name. It begins with a
-// letter, as Kubernetes before 1.36 requires.
-func labelOf(id string) string {
+// labelOf makes the name of a Service from the ID of a resource, which no other resource of its cloud has, unlike a name. It begins
+// with a letter, as Kubernetes before 1.36 requires.
+func (s source) labelOf(id string) string {
 	text := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
 			return r
 		}
 		return '-'
 	}, strings.ToLower(id))
-	text = "vm-" + text
+	prefix := "vm-"
+	if s.loadBalancers {
+		prefix = "lb-"
+	}
+	text = prefix + text
 	return strings.TrimRight(text[:min(len(text), validation.DNS1123LabelMaxLength)], "-")
 }

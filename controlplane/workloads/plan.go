@@ -15,9 +15,6 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// labelCloud names the cloud of the servers in an EndpointSlice. Slices of ExternalWorkloads do not have it.
-const labelCloud = "federation.isthmus.dev/cloud"
-
 // perSlice limits the endpoints of a slice, as in Kubernetes' own controllers.
 const perSlice = 100
 
@@ -55,9 +52,9 @@ func build(machines []machine, kept map[clusterset.ServiceName][]port) []offer {
 			o.annotate(m)
 			ports := o.admit(m)
 			for _, a := range m.addrs {
-				key := fmt.Sprint(m.cloud, " ", clusterset.FamilyOf(a), " ", ports)
+				key := fmt.Sprint(m.source, " ", clusterset.FamilyOf(a), " ", ports)
 				if groups[key] == nil {
-					groups[key] = &group{cloud: m.cloud, family: clusterset.FamilyOf(a), ports: ports}
+					groups[key] = &group{source: m.source, family: clusterset.FamilyOf(a), ports: ports}
 				}
 				groups[key].endpoints = append(groups[key].endpoints, endpoint(m, a))
 			}
@@ -74,11 +71,12 @@ func build(machines []machine, kept map[clusterset.ServiceName][]port) []offer {
 	return all
 }
 
-// ofOneOwner returns the machines that the Service has, of those that name it. A namespace's own machines have one owner, and those of
-// each cloud another one. A name that the oldest machine, or m, has by default is not shared with another owner: nobody meant to.
+// ofOneOwner returns the machines that the Service has, of those that name it. Each source is an owner: the namespace itself, the
+// servers of a cloud, and its load balancers. A name that the oldest machine, or m, has by default is not shared with another
+// owner. For example, a load balancer in front of servers joins their Service only if its tag names that Service.
 func (o *offer) ofOneOwner(all []machine) (kept []machine) {
 	for _, m := range all {
-		if first := all[0]; m.cloud != first.cloud && (m.byDefault || first.byDefault) {
+		if first := all[0]; m.source != first.source && (m.byDefault || first.byDefault) {
 			o.problems = append(o.problems, problem{m, fmt.Sprintf("service %s is that of %s, which has another owner; choose another name", o.name, first)})
 			continue
 		}
@@ -100,6 +98,9 @@ func (o *offer) annotate(m machine) {
 
 // admit returns the ports of m that clients can reach, under the Service's names for them.
 func (o *offer) admit(m machine) (ports []port) {
+	for _, text := range m.refused {
+		o.problems = append(o.problems, problem{m, text})
+	}
 	for _, p := range m.ports {
 		i := slices.IndexFunc(o.ports, p.is)
 		if i < 0 {
@@ -115,9 +116,9 @@ func (o *offer) admit(m machine) (ports []port) {
 	return ports
 }
 
-// group holds endpoints with the same cloud, family and ports.
+// group holds endpoints with the same source, family and ports.
 type group struct {
-	cloud     string
+	source    source
 	family    clusterset.Family
 	ports     []port
 	endpoints []discoveryv1.Endpoint
@@ -129,9 +130,7 @@ func (o *offer) slicesOf(key string, g *group) (all []*discoveryv1.EndpointSlice
 	slices.SortStableFunc(g.endpoints, byAddress) // of two machines with one address the older one is kept
 	endpoints := slices.CompactFunc(g.endpoints, func(a, b discoveryv1.Endpoint) bool { return byAddress(a, b) == 0 })
 	labels := map[string]string{discoveryv1.LabelServiceName: o.name.Name, discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines}
-	if g.cloud != "" {
-		labels[labelCloud] = g.cloud
-	}
+	g.source.mark(labels)
 	var ports []discoveryv1.EndpointPort
 	for _, p := range g.ports {
 		ports = append(ports, discoveryv1.EndpointPort{Name: new(p.name), Protocol: new(p.protocol), Port: new(p.target)})

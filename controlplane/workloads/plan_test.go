@@ -58,12 +58,12 @@ func TestServerLabels(t *testing.T) {
 		"another namespace":    {"svc.antreaplus.vmware.com=web federation.isthmus.dev/machine-namespace=kube-system", "web-1", "may not choose"},
 		"ports":                {"svc.antreaplus.vmware.com=web svc.antreaplus.vmware.com/ports=many", "web-1", "svc.antreaplus.vmware.com/ports"},
 	} {
-		s := Server{ID: "id-1", Name: tc.server, Labels: map[string]string{}}
+		s := Resource{ID: "id-1", Name: tc.server, Labels: map[string]string{}}
 		for word := range strings.FieldsSeq(tc.labels) {
 			key, value, _ := strings.Cut(word, "=")
 			s.Labels[key] = value
 		}
-		m, ok, err := ofServer(s, cloud)
+		m, ok, err := ofResource(s, source{cloud: "east"}, cloud)
 		switch {
 		case !ok && tc.want == "":
 		case err != nil && tc.want != "" && strings.Contains(err.Error(), tc.want):
@@ -72,6 +72,60 @@ func TestServerLabels(t *testing.T) {
 		}
 	}
 	conformance.Holds(t, "F10")
+}
+
+func TestLoadBalancerLabels(t *testing.T) {
+	cloud := CloudSettings{Name: "east", Namespace: "demo", Namespaces: []string{"shop"}, Ports: DefaultPorts}
+	for name, tc := range map[string]struct {
+		labels map[string]string
+		want   string // the Service and its ports, or what is in the error; "" if it asks for none
+	}{
+		"nothing":            {nil, ""},
+		"a Service":          {map[string]string{v1alpha1.MachineServiceAntrea: "web"}, "demo/web [http:81/TCP=81]"},
+		"one of its own":     {map[string]string{v1alpha1.MachineService: ""}, "demo/lb-id-1 [http:81/TCP=81]"},
+		"a namespace it may": {map[string]string{v1alpha1.MachineServiceAntrea: "web", v1alpha1.MachineNamespace: "shop"}, "shop/web [http:81/TCP=81]"},
+		"another namespace":  {map[string]string{v1alpha1.MachineServiceAntrea: "web", v1alpha1.MachineNamespace: "default"}, "load balancers of cloud east may not choose"},
+		"ports":              {map[string]string{v1alpha1.MachineServiceAntrea: "web", v1alpha1.MachinePorts: "81=80"}, "are those of its listeners"},
+	} {
+		r := Resource{ID: "ID-1", Labels: tc.labels, Listeners: []Listener{{Name: "http", Port: 81, Protocol: "TCP"}}}
+		m, ok, err := ofResource(r, source{cloud: "east", loadBalancers: true}, cloud)
+		switch {
+		case !ok && tc.want == "":
+		case err != nil && tc.want != "" && strings.Contains(err.Error(), tc.want):
+		case err != nil || !ok || fmt.Sprint(m.service, " ", m.ports) != tc.want:
+			t.Errorf("%s: %s %v, %t, %v; want %q", name, m.service, m.ports, ok, err, tc.want)
+		}
+	}
+}
+
+func TestListenerPorts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		listeners []Listener
+		want      string
+		refused   string // what each reason begins with
+	}{
+		"none":                      {nil, "[]", "no listener"},
+		"by number":                 {[]Listener{{"b", 443, "TCP"}, {"a", 53, "UDP"}, {"c", 53, "TCP"}}, "[c:53/TCP=53 a:53/UDP=53 b:443/TCP=443]", ""},
+		"no name of a port":         {[]Listener{{"", 80, "TCP"}, {"Über alles", 81, "TCP"}}, "[tcp-80:80/TCP=80 tcp-81:81/TCP=81]", ""},
+		"one name twice":            {[]Listener{{"web", 81, "TCP"}, {"web", 80, "TCP"}}, "[web:80/TCP=80 tcp-81:81/TCP=81]", ""},
+		"the name of another":       {[]Listener{{"tcp-81", 80, "TCP"}, {"", 81, "TCP"}}, "[tcp-81:80/TCP=80]", `listener "" is left out: another one has the name tcp-81`},
+		"one number twice":          {[]Listener{{"a", 80, "TCP"}, {"b", 80, "TCP"}}, "[a:80/TCP=80]", `listener "b" is left out: another one`},
+		"SCTP":                      {[]Listener{{"calls", 5060, "SCTP"}, {"web", 80, "TCP"}}, "[web:80/TCP=80]", `listener "calls" is left out: its protocol is SCTP`},
+		"a protocol of the future":  {[]Listener{{"q", 443, "QUIC"}}, "[]", `listener "q" is left out: its protocol is QUIC`},
+		"no number of a port":       {[]Listener{{"a", 0, "TCP"}, {"b", 65536, "TCP"}}, "[]", `listener "a" is left out: 0 is not a port; listener "b" is left out: 65536 is not a port`},
+		"the first and last number": {[]Listener{{"a", 1, "TCP"}, {"b", 65535, "TCP"}}, "[a:1/TCP=1 b:65535/TCP=65535]", ""},
+	} {
+		ports, refused := listenerPorts(tc.listeners)
+		begins := slices.DeleteFunc(strings.Split(tc.refused, "; "), func(text string) bool { return text == "" })
+		if fmt.Sprint(ports) != tc.want || !slices.EqualFunc(refused, begins, strings.HasPrefix) {
+			t.Errorf("%s: %v, %q; want %s, %q", name, ports, refused, tc.want, begins)
+		}
+		other := slices.Clone(tc.listeners)
+		slices.Reverse(other)
+		if again, _ := listenerPorts(other); fmt.Sprint(again) != tc.want {
+			t.Errorf("%s, in another order: %v", name, again)
+		}
+	}
 }
 
 // at returns a machine of the Service demo/web, created that many seconds after an arbitrary time.
@@ -114,7 +168,8 @@ func TestOlderMachineTakesPrecedence(t *testing.T) {
 // of them chose are.
 func TestNamesOfTwoOwners(t *testing.T) {
 	byDefault := func(m machine) machine { m.byDefault = true; return m }
-	of := func(cloud string, m machine) machine { m.cloud = cloud; return m }
+	of := func(cloud string, m machine) machine { m.source.cloud = cloud; return m }
+	balancer := func(cloud string, m machine) machine { m.source = source{cloud, true}; return m }
 	first, second, third := at(1, "10.0.0.1", "80"), at(2, "10.0.0.2", "80"), at(3, "10.0.0.3", "80")
 	for name, tc := range map[string]struct {
 		machines []machine
@@ -126,6 +181,9 @@ func TestNamesOfTwoOwners(t *testing.T) {
 		"by default, then a cloud's":    {[]machine{byDefault(first), of("east", second), third}, "10.0.0.1 10.0.0.3", "10.0.0.2"},
 		"a cloud's, then by default":    {[]machine{of("east", first), byDefault(second), of("east", third)}, "10.0.0.1 10.0.0.3", "10.0.0.2"},
 		"a cloud's, then some":          {[]machine{of("east", first), second, byDefault(third)}, "10.0.0.1 10.0.0.2", "10.0.0.3"},
+		"with load balancers":           {[]machine{of("east", first), balancer("east", second), balancer("west", third)}, "10.0.0.1 10.0.0.2 10.0.0.3", ""},
+		"a balancer's by default":       {[]machine{balancer("east", byDefault(first)), of("east", second), balancer("east", third)}, "10.0.0.1 10.0.0.3", "10.0.0.2"},
+		"a server's by default":         {[]machine{of("east", byDefault(first)), balancer("east", second)}, "10.0.0.1", "10.0.0.2"},
 		"by default in a cloud, others": {[]machine{of("east", byDefault(first)), of("west", second), of("west", third)}, "10.0.0.1", "10.0.0.2 10.0.0.3"},
 	} {
 		o := build(tc.machines, nil)[0]
@@ -154,7 +212,7 @@ func TestBuildIgnoresOrder(t *testing.T) {
 		var machines []machine
 		for i := range rapid.IntRange(1, 250).Draw(t, "machines") {
 			m := at(rapid.IntRange(1, 3).Draw(t, "second"), fmt.Sprintf("10.0.%d.%d", i/250, i%250+1), rapid.SampledFrom([]string{"80", "http:80=8080", "81"}).Draw(t, "ports"))
-			m.cloud = rapid.SampledFrom([]string{"", "east"}).Draw(t, "cloud")
+			m.source.cloud = rapid.SampledFrom([]string{"", "east"}).Draw(t, "cloud")
 			machines = append(machines, m)
 		}
 		want := build(machines, nil)

@@ -3,6 +3,7 @@ package workloads
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -54,6 +55,37 @@ func parsePorts(text string) ([]port, error) {
 		all = append(all, p)
 	}
 	return all, nil
+}
+
+// listenerPorts returns the ports of a load balancer's listeners, sorted by number, and the reason for each listener that is left
+// out. A listener whose name cannot name a port, or that of another one, has a port named after its protocol and number.
+func listenerPorts(listeners []Listener) (ports []port, refused []string) {
+	if len(listeners) == 0 {
+		return nil, []string{"no listener of it is in use, so it has no endpoint; create a TCP or UDP listener"}
+	}
+	listeners = slices.SortedFunc(slices.Values(listeners), func(a, b Listener) int {
+		return cmp.Or(cmp.Compare(a.Port, b.Port), strings.Compare(a.Protocol, b.Protocol), strings.Compare(a.Name, b.Name))
+	})
+	for _, l := range listeners {
+		name, protocol := l.Name, corev1.Protocol(l.Protocol)
+		taken := func(p port) bool { return p.name == name }
+		if len(validation.IsDNS1123Label(name)) > 0 || slices.ContainsFunc(ports, taken) {
+			name = ""
+		}
+		p := newPort(name, int32(l.Port), protocol, int32(l.Port))
+		name = p.name
+		switch {
+		case protocol != corev1.ProtocolTCP && protocol != corev1.ProtocolUDP:
+			refused = append(refused, fmt.Sprintf("listener %q is left out: its protocol is %s, and only TCP and UDP are forwarded; use one of them", l.Name, l.Protocol))
+		case l.Port < 1 || l.Port > 65535:
+			refused = append(refused, fmt.Sprintf("listener %q is left out: %d is not a port from 1 to 65535; choose another", l.Name, l.Port))
+		case slices.ContainsFunc(ports, p.is) || slices.ContainsFunc(ports, taken):
+			refused = append(refused, fmt.Sprintf("listener %q is left out: another one has the name %s or the number %d; make them different", l.Name, p.name, l.Port))
+		default:
+			ports = append(ports, p)
+		}
+	}
+	return ports, refused
 }
 
 func parsePort(word string) (port, error) {

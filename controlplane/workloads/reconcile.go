@@ -35,14 +35,14 @@ func (c *Controller) reconcile(ctx context.Context) error {
 	}
 	var machines []machine
 	var problems []problem
-	unread := map[string]bool{}
+	unread := map[source]bool{}
 	for i := range workloads.Items {
 		machines = append(machines, ofWorkload(&workloads.Items[i]))
 	}
-	for _, f := range c.clouds {
+	for _, f := range c.pollers {
 		of, wrong, ok := f.machines()
 		if !ok {
-			unread[f.settings.Name] = true
+			unread[f.source] = true
 		}
 		machines, problems = append(machines, of...), append(problems, wrong...)
 	}
@@ -111,11 +111,11 @@ func (c *Controller) observe(ctx context.Context) (observed, error) {
 	return all, nil
 }
 
-// kept returns the ports of Services that machines of unread clouds may serve.
-func (all observed) kept(unread map[string]bool) map[clusterset.ServiceName][]port {
+// kept returns the ports of Services that machines of unread sources may serve.
+func (all observed) kept(unread map[source]bool) map[clusterset.ServiceName][]port {
 	kept := map[clusterset.ServiceName][]port{}
 	for name, s := range all {
-		if s.service == nil || !slices.ContainsFunc(s.slices, func(es *discoveryv1.EndpointSlice) bool { return unread[es.Labels[labelCloud]] }) {
+		if s.service == nil || !slices.ContainsFunc(s.slices, func(es *discoveryv1.EndpointSlice) bool { return unread[sourceOf(es)] }) {
 			continue
 		}
 		for _, p := range s.service.Spec.Ports {
@@ -134,12 +134,8 @@ func (c *Controller) report(problems []problem) {
 			c.cfg.Log.Warn("a machine is not offered as requested", "problem", text)
 		}
 	}
-	state := State{Problems: slices.Sorted(maps.Keys(current))}
-	for _, f := range c.clouds {
-		state.Clouds = append(state.Clouds, f.state())
-	}
 	c.logged = current
-	c.publish(state)
+	c.publish(State{Clouds: states(c.pollers), Problems: slices.Sorted(maps.Keys(current))})
 }
 
 // Reasons of the condition Offered.
@@ -156,7 +152,7 @@ func (c *Controller) writeStatus(ctx context.Context, w *v1alpha1.ExternalWorklo
 		Message: fmt.Sprintf("service %s leads to the machine while it is ready", m.service),
 	}
 	for _, p := range problems {
-		if p.of.cloud == "" && p.of.id == m.id {
+		if p.of.source == m.source && p.of.id == m.id {
 			offered.Status, offered.Reason, offered.Message = metav1.ConditionFalse, reasonProblem, p.text
 			break
 		}

@@ -19,7 +19,7 @@ const (
 
 // Settings are the contents of the configuration file.
 type Settings struct {
-	// Clouds are the projects whose servers may serve Services.
+	// Clouds are the projects whose servers and load balancers may serve Services.
 	Clouds []CloudSettings `json:"clouds"`
 }
 
@@ -27,13 +27,15 @@ type Settings struct {
 type CloudSettings struct {
 	// Name is the entry of clouds.yaml for the project. It is a label of EndpointSlices, so it must be a label value.
 	Name string `json:"name"`
-	// Namespace is the namespace of the Services of its servers.
+	// LoadBalancers adds the load balancers of Octavia to the servers.
+	LoadBalancers bool `json:"loadBalancers,omitempty"`
+	// Namespace is the namespace of the Services of its servers and load balancers.
 	Namespace string `json:"namespace"`
-	// Namespaces are other namespaces that a server may choose.
+	// Namespaces are other namespaces that these may choose.
 	Namespaces []string `json:"namespaces,omitempty"`
 	// Ports are the ports of servers that name none, in the same form; empty means DefaultPorts.
 	Ports string `json:"ports,omitempty"`
-	// Network is the only network whose addresses are used. Empty uses any network, floating addresses first.
+	// Network is the only network of servers whose addresses are used. Empty uses any network, floating addresses first.
 	Network string `json:"network,omitempty"`
 	// Interval is the interval between two requests to the cloud; empty means DefaultInterval.
 	Interval metav1.Duration `json:"interval,omitzero"`

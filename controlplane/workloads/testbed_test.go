@@ -46,15 +46,15 @@ func TestMain(m *testing.M) {
 	os.Exit(apitest.Run(m, &server))
 }
 
-// cloud is an in-memory cloud.
+// cloud is an in-memory list of a cloud's servers, or of its load balancers.
 type cloud struct {
 	mu      sync.Mutex
 	silent  bool
-	servers []workloads.Server
+	servers []workloads.Resource
 	asked   int // how often it was
 }
 
-func (c *cloud) Servers(context.Context) ([]workloads.Server, error) {
+func (c *cloud) List(context.Context) ([]workloads.Resource, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.asked++
@@ -79,8 +79,8 @@ func (c *cloud) set(t *testing.T, change func(*cloud)) {
 }
 
 // vm returns a running server of the Service web.
-func vm(id string, addr string, labels ...string) workloads.Server {
-	s := workloads.Server{ID: id, Name: "name-" + id, Running: true, Created: time.Unix(1, 0), Labels: map[string]string{v1alpha1.MachineServiceAntrea: "web"}}
+func vm(id string, addr string, labels ...string) workloads.Resource {
+	s := workloads.Resource{ID: id, Name: "name-" + id, Running: true, Created: time.Unix(1, 0), Labels: map[string]string{v1alpha1.MachineServiceAntrea: "web"}}
 	if addr != "" {
 		s.Addrs = []netip.Addr{netip.MustParseAddr(addr)}
 	}
@@ -98,7 +98,8 @@ type testbed struct {
 	t         *testing.T
 	namespace string
 	cloud     *cloud
-	older     bool // the controller's API server is one before Kubernetes 1.36
+	balancers *cloud // nil: the settings do not ask for load balancers
+	older     bool   // the controller's API server is one before Kubernetes 1.36
 }
 
 // before136 refuses Services whose names do not begin with a letter, as an older API server does.
@@ -174,7 +175,13 @@ func fence(t *testing.T, c client.Client) {
 // run runs a Controller until the returned function is called or the test ends.
 func (w *testbed) run() (*workloads.Controller, func()) {
 	w.t.Helper()
-	settings := workloads.Settings{Clouds: []workloads.CloudSettings{{Name: "east", Namespace: w.namespace, Interval: metav1.Duration{Duration: time.Second}}}}
+	of := workloads.Cloud{Servers: w.cloud}
+	if w.balancers != nil {
+		of.LoadBalancers = w.balancers
+	}
+	settings := workloads.Settings{Clouds: []workloads.CloudSettings{{
+		Name: "east", LoadBalancers: w.balancers != nil, Namespace: w.namespace, Interval: metav1.Duration{Duration: time.Second},
+	}}}
 	if err := settings.Complete(); err != nil {
 		w.t.Fatal(err)
 	}
@@ -184,7 +191,7 @@ func (w *testbed) run() (*workloads.Controller, func()) {
 	if w.older {
 		local.Wrap(func(rt http.RoundTripper) http.RoundTripper { return before136{rt} })
 	}
-	v, err := workloads.New(workloads.Config{Local: local, Settings: settings, Clouds: map[string]workloads.Cloud{"east": w.cloud}, Log: slog.New(slog.DiscardHandler)})
+	v, err := workloads.New(workloads.Config{Local: local, Settings: settings, Clouds: map[string]workloads.Cloud{"east": of}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -1,10 +1,10 @@
 // Package workloads maintains Services of machines outside of the cluster: of cloud servers, whose metadata or tags ask for
-// it, and of machines that an ExternalWorkload describes.
+// it, of a cloud's load balancers, whose tags do, and of machines that an ExternalWorkload describes.
 //
 // For example, a server with the metadata federation.isthmus.dev:machine=web becomes an endpoint of the Service web. The
 // Service has no selector; it is created with its first machine and deleted with the last. It carries
 // [v1alpha1.MarkVirtualMachines], and with the usual annotations it is a member of a federated Service. A machine that does
-// not run is an endpoint that is not ready.
+// not run is an endpoint that is not ready. The ports of a load balancer are those of its listeners.
 //
 // The package fails static. The last answer of a silent cloud stays in effect, and after a restart the existing endpoints of
 // a cloud stay until it answers. A user's Service is never changed; an event reports that its name is wanted.
@@ -56,10 +56,10 @@ type Controller struct {
 	client client.WithWatch
 	wake   signal.Signal
 
-	clouds []*cloudPoller
-	cache  *objectcache.Cache
-	logged map[string]bool    // problems that were logged
-	warned map[types.UID]bool // users' Services with an event that their name is wanted
+	pollers []*poller
+	cache   *objectcache.Cache
+	logged  map[string]bool    // problems that were logged
+	warned  map[types.UID]bool // users' Services with an event that their name is wanted
 
 	mu    sync.Mutex
 	state State
@@ -81,7 +81,7 @@ func New(cfg Config) (*Controller, error) {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
 	}
 	for _, c := range cfg.Settings.Clouds {
-		if cfg.Clouds[c.Name] == nil {
+		if of := cfg.Clouds[c.Name]; of.Servers == nil || c.LoadBalancers && of.LoadBalancers == nil {
 			return nil, fmt.Errorf("cloud %s of the settings is missing", c.Name)
 		}
 	}
@@ -90,9 +90,13 @@ func New(cfg Config) (*Controller, error) {
 
 // Run works until ctx ends. Only one process of a cluster should run it at a time. The objects that it wrote stay.
 func (c *Controller) Run(ctx context.Context) error {
-	c.clouds, c.logged, c.warned = nil, nil, map[types.UID]bool{}
+	c.pollers, c.logged, c.warned = nil, nil, map[types.UID]bool{}
 	for _, settings := range c.cfg.Settings.Clouds {
-		c.clouds = append(c.clouds, &cloudPoller{settings: settings, cloud: c.cfg.Clouds[settings.Name], changed: c.changed})
+		of := c.cfg.Clouds[settings.Name]
+		c.poll(source{cloud: settings.Name}, settings, of.Servers)
+		if settings.LoadBalancers {
+			c.poll(source{cloud: settings.Name, loadBalancers: true}, settings, of.LoadBalancers)
+		}
 	}
 	services := labels.SelectorFromSet(labels.Set{isthmus.LabelManagedBy: v1alpha1.ManagedByMachines})
 	slices := labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines})
@@ -110,12 +114,17 @@ func (c *Controller) Run(ctx context.Context) error {
 	for _, k := range c.cache.Informers() {
 		running.Go(func() { c.follow(ctx, k) })
 	}
-	for _, f := range c.clouds {
+	for _, f := range c.pollers {
 		running.Go(func() { f.run(ctx) })
 	}
 	c.work(ctx)
 	running.Wait()
 	return nil
+}
+
+// poll adds a poller. Each source has its own, so that one that hangs does not delay another.
+func (c *Controller) poll(from source, settings CloudSettings, lister Lister) {
+	c.pollers = append(c.pollers, &poller{source: from, settings: settings, lister: lister, changed: c.changed, log: c.cfg.Log})
 }
 
 // work reconciles everything whenever something changed.

@@ -19,7 +19,7 @@ import (
 // A Service is created with the first server that asks for it, and deleted with the last.
 func TestServiceOfServers(t *testing.T) {
 	w := newTestbed(t)
-	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1"), {ID: "0", Name: "asks for nothing", Running: true}}
+	w.cloud.servers = []workloads.Resource{vm("1", "10.9.0.1"), {ID: "0", Name: "asks for nothing", Running: true}}
 	w.run()
 	w.await("web", "10.9.0.1:80")
 	svc := w.service("web")
@@ -32,7 +32,7 @@ func TestServiceOfServers(t *testing.T) {
 		c.servers = append(c.servers, stopped, vm("3", ""))
 	})
 	w.await("web", "10.9.0.1:80", "down 10.9.0.2:8000", "down 10.9.0.2:8080")
-	w.cloud.set(t, func(c *cloud) { c.servers = []workloads.Server{vm("3", "")} })
+	w.cloud.set(t, func(c *cloud) { c.servers = []workloads.Resource{vm("3", "")} })
 	w.await("web")
 	w.cloud.set(t, func(c *cloud) { c.servers = nil })
 	w.awaitGone("web")
@@ -42,7 +42,7 @@ func TestServiceOfServers(t *testing.T) {
 // The last list of a silent cloud stays in effect, also for a process that has never read the cloud.
 func TestSilentCloudRemovesNothing(t *testing.T) {
 	w := newTestbed(t)
-	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1", v1alpha1.MachinePorts+"=http:80=8080")}
+	w.cloud.servers = []workloads.Resource{vm("1", "10.9.0.1", v1alpha1.MachinePorts+"=http:80=8080")}
 	_, stop := w.run()
 	w.await("web", "10.9.0.1:8080")
 	_, before := w.endpoints("web")
@@ -71,7 +71,7 @@ func TestSilentCloudRemovesNothing(t *testing.T) {
 // Neither a running nor a new process writes while nothing changes.
 func TestUnchangedContentIsNotWritten(t *testing.T) {
 	w := newTestbed(t)
-	w.cloud.servers = []workloads.Server{vm("2", "10.9.0.2"), vm("1", "10.9.0.1", v1alpha1.AnnotationGlobalServiceAntreaTanzu+"=shop")}
+	w.cloud.servers = []workloads.Resource{vm("2", "10.9.0.2"), vm("1", "10.9.0.1", v1alpha1.AnnotationGlobalServiceAntreaTanzu+"=shop")}
 	w.create(workload("db", "10.9.1.1"))
 	_, stop := w.run()
 	w.await("web", "10.9.0.1:80", "10.9.0.2:80")
@@ -100,7 +100,7 @@ func TestUsersServiceIsNotChanged(t *testing.T) {
 		w.create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}})
 	}
 	version := w.service("web").ResourceVersion
-	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1")}
+	w.cloud.servers = []workloads.Resource{vm("1", "10.9.0.1")}
 	w.create(workload("db", "10.9.1.1"))
 	v, _ := w.run()
 	await.True(t, "both are told", func() bool {
@@ -122,7 +122,7 @@ func TestUsersServiceIsNotChanged(t *testing.T) {
 // A Service's name may begin with a digit.
 func TestNameWithADigitFirst(t *testing.T) {
 	w := newTestbed(t)
-	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1", v1alpha1.MachineServiceAntrea+"=9web")}
+	w.cloud.servers = []workloads.Resource{vm("1", "10.9.0.1", v1alpha1.MachineServiceAntrea+"=9web")}
 	w.create(workload("9db", "10.9.1.1"))
 	w.run()
 	w.await("9web", "10.9.0.1:80")
@@ -134,7 +134,7 @@ func TestNameWithADigitFirst(t *testing.T) {
 func TestRefusedNameIsReported(t *testing.T) {
 	w := newTestbed(t)
 	w.older = true
-	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1", v1alpha1.MachineServiceAntrea+"=9web"), vm("2", "10.9.0.2")}
+	w.cloud.servers = []workloads.Resource{vm("1", "10.9.0.1", v1alpha1.MachineServiceAntrea+"=9web"), vm("2", "10.9.0.2")}
 	w.create(workload("9db", "10.9.1.1"))
 	w.create(workload("db", "10.9.1.2"))
 	v, _ := w.run()
@@ -184,11 +184,11 @@ func TestAnnotationsOfAService(t *testing.T) {
 // A server whose metadata became invalid keeps the Service that it had.
 func TestInvalidMetadataRemovesNothing(t *testing.T) {
 	w := newTestbed(t)
-	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1")}
+	w.cloud.servers = []workloads.Resource{vm("1", "10.9.0.1")}
 	v, _ := w.run()
 	w.await("web", "10.9.0.1:80")
 	w.cloud.set(t, func(c *cloud) {
-		c.servers = []workloads.Server{vm("1", "10.9.0.7", v1alpha1.MachinePortsAntrea+"=many")}
+		c.servers = []workloads.Resource{vm("1", "10.9.0.7", v1alpha1.MachinePortsAntrea+"=many")}
 	})
 	w.await("web", "10.9.0.7:80")
 	if p := w.problems(v); len(p) != 1 || !strings.Contains(p[0], `"many"`) {

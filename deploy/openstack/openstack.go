@@ -3,8 +3,8 @@ package openstack
 
 import _ "embed"
 
-// Gateways are the rules of isthmus-gateway-controller, and Machines those of isthmus-controller, for Services of machines.
-// Both are JSON for `openstack application credential create --access-rules`.
+// Gateways are the rules of isthmus-gateway-controller, and Machines those of isthmus-controller, for Services of machines
+// and load balancers. Both are JSON for `openstack application credential create --access-rules`.
 var (
 	//go:embed gateways.json
 	Gateways []byte

@@ -129,7 +129,7 @@ type Federation struct {
 	Cluster string             `json:"cluster,omitempty"`
 	Problem string             `json:"problem,omitempty"` // why the cluster cannot act in the federation, and the fix
 	Members []FederationMember `json:"members,omitempty"` // sorted by id; empty in a cluster that supervises none
-	// Clouds lists the clouds whose servers are endpoints of Services; empty in a process that does not manage them.
+	// Clouds lists the clouds whose servers and load balancers are endpoints of Services; empty in a process that does not manage them.
 	Clouds []Cloud `json:"clouds,omitempty"`
 	// MachineProblems lists the machines that cannot be offered as specified, and the fix, sorted.
 	MachineProblems []string `json:"machineProblems,omitempty"`
@@ -137,9 +137,10 @@ type Federation struct {
 
 // Cloud is one project in a cloud.
 type Cloud struct {
-	Name    string `json:"name"`
-	Servers int    `json:"servers"`         // that are endpoints of Services
-	Error   string `json:"error,omitempty"` // of the last request; the servers of the last successful one stay
+	Name          string `json:"name"`
+	Servers       int    `json:"servers"`                 // that are endpoints of Services
+	LoadBalancers int    `json:"loadBalancers,omitempty"` // that are endpoints of Services
+	Error         string `json:"error,omitempty"`         // of the last requests; the results of the last successful ones stay
 }
 
 // FederationMember is a member of a federation as seen by a supervisor.

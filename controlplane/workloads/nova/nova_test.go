@@ -35,7 +35,7 @@ func TestPagesAndFaults(t *testing.T) {
 	}
 	for _, status := range []int{0, http.StatusServiceUnavailable, 0, http.StatusForbidden, 0} {
 		f.Fail(status)
-		all, err := n.Servers(t.Context())
+		all, err := n.List(t.Context())
 		if status == 0 && (err != nil || len(all) != 5) || status != 0 && (err == nil || len(all) > 0) {
 			t.Errorf("with status %d: %d servers, %v", status, len(all), err)
 		}
@@ -62,7 +62,7 @@ func TestAddresses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := novatest.NewFake(t)
 			f.Add(tc.server)
-			all, err := nova.New(nova.Config{Cloud: "mine", File: f.CloudsYAML(t), Network: tc.network}).Servers(t.Context())
+			all, err := nova.New(nova.Config{Cloud: "mine", File: f.CloudsYAML(t), Network: tc.network}).List(t.Context())
 			if err != nil || len(all) != 1 || fmt.Sprint(all[0].Addrs) != tc.want {
 				t.Errorf("%+v, %v; want %s", all, err, tc.want)
 			}
@@ -73,7 +73,7 @@ func TestAddresses(t *testing.T) {
 
 func TestErrorsNameTheCloud(t *testing.T) {
 	f := novatest.NewFake(t)
-	if _, err := nova.New(nova.Config{Cloud: "nowhere", File: f.CloudsYAML(t)}).Servers(t.Context()); err == nil || !strings.Contains(err.Error(), "cloud nowhere: read clouds.yaml") {
+	if _, err := nova.New(nova.Config{Cloud: "nowhere", File: f.CloudsYAML(t)}).List(t.Context()); err == nil || !strings.Contains(err.Error(), "cloud nowhere: read clouds.yaml") {
 		t.Error(err)
 	}
 }

@@ -243,9 +243,9 @@ var rules = map[string]rule{
 		who: product, except: []string{"gateway/bgp"}, ban: []string{"github.com/osrg/gobgp/..."}, direct: true,
 		why: "its types change with its majors, and another speaker may take its place",
 	},
-	"gophercloud stops at the two clouds' adapters": {
-		who: product, except: []string{"controlplane/workloads/nova", "gateway/openstack"}, ban: []string{"github.com/gophercloud/gophercloud/..."}, direct: true,
-		why: "nova reads machines and openstack manages addresses; the rest must work with any cloud",
+	"gophercloud stops at the clouds' adapters": {
+		who: product, except: []string{"controlplane/workloads/nova", "controlplane/workloads/octavia", "controlplane/workloads/internal/openstack", "gateway/openstack"}, ban: []string{"github.com/gophercloud/gophercloud/..."}, direct: true,
+		why: "nova and octavia read machines and load balancers, gateway/openstack manages addresses; the rest must work with any cloud",
 	},
 	"clients stay at the edge": {
 		who: product,

@@ -28,10 +28,10 @@ const ManagedByMachines = "machines.federation.isthmus.dev"
 // Keys of a cloud server's metadata or tags. In a cloud that does not allow slashes, a colon stands for a slash. Both spellings
 // mean the same; the first one is ours.
 const (
-	// MachineService names the Service that the server serves. An empty value means a Service named by the server's ID: vm-ID.
+	// MachineService names the Service that the server or load balancer serves. An empty value means a Service named by its ID: vm-ID or lb-ID.
 	MachineService       = "federation.isthmus.dev/machine"
 	MachineServiceAntrea = "svc.antreaplus.vmware.com"
-	// MachinePorts are the ports of the server: a comma-separated list of [NAME:]PORT[/PROTOCOL][=TARGET].
+	// MachinePorts are the ports of a server: a comma-separated list of [NAME:]PORT[/PROTOCOL][=TARGET].
 	MachinePorts       = "federation.isthmus.dev/machine-ports"
 	MachinePortsAntrea = "svc.antreaplus.vmware.com/ports"
 	// MachineNamespace is the namespace of the Service, if the cloud's configuration allows it.
@@ -75,7 +75,7 @@ const (
 	MarkFederatedService = "fed-svc.antreaplus.vmware-tanzu.com"
 	// MarkCluster on an EndpointSlice of a federated Service is the id of the cluster of its endpoints.
 	MarkCluster = "cluster.federated.antreaplus.vmware-tanzu.com"
-	// MarkVirtualMachines marks a Service whose endpoints are virtual machines.
+	// MarkVirtualMachines marks a Service whose endpoints are machines or load balancers outside of the cluster.
 	MarkVirtualMachines = "vm.antreaplus.vmware-tanzu.com"
 	// AnnotationAskHostname with the value "true" on a member Service asks for a host name outside of the clusters.
 	AnnotationAskHostname = "federation.isthmus.dev/hostname"

@@ -10,7 +10,7 @@ import (
 
 // Cloud is a cloud with two projects that have no servers.
 type Cloud struct {
-	Mine, Strange workloads.Cloud
+	Mine, Strange workloads.Lister
 	// Boot creates a server with an address of each family in the project of Mine, and returns its id.
 	Boot func(t testing.TB, name string, metadata map[string]string, tags ...string) (id string)
 	// Stop and Delete stop and delete a server. They need not wait for it.
@@ -21,8 +21,8 @@ type Cloud struct {
 func Contract(t *testing.T, c Cloud) {
 	t.Helper()
 	id := c.Boot(t, "web-1", map[string]string{"svc.antreaplus.vmware.com": "", "svc.antreaplus.vmware.com:ports": "http:80/TCP=8080"}, "role", "colour=blue")
-	var s workloads.Server
-	await(t, c.Mine, "a server that runs and has addresses", func(all []workloads.Server) bool {
+	var s workloads.Resource
+	await(t, c.Mine, "a server that runs and has addresses", func(all []workloads.Resource) bool {
 		if len(all) == 1 {
 			s = all[0]
 		}
@@ -37,21 +37,21 @@ func Contract(t *testing.T, c Cloud) {
 		}
 	}
 	c.Stop(t, id)
-	await(t, c.Mine, "a server that does not run", func(all []workloads.Server) bool { return len(all) == 1 && !all[0].Running && len(all[0].Addrs) == 2 })
-	if all, err := c.Strange.Servers(t.Context()); err != nil || len(all) > 0 {
+	await(t, c.Mine, "a server that does not run", func(all []workloads.Resource) bool { return len(all) == 1 && !all[0].Running && len(all[0].Addrs) == 2 })
+	if all, err := c.Strange.List(t.Context()); err != nil || len(all) > 0 {
 		t.Errorf("another project has servers %v, %v", all, err)
 	}
 	c.Delete(t, id)
-	await(t, c.Mine, "no server", func(all []workloads.Server) bool { return len(all) == 0 })
+	await(t, c.Mine, "no server", func(all []workloads.Resource) bool { return len(all) == 0 })
 }
 
 // await lists servers until done accepts them.
-func await(t *testing.T, c workloads.Cloud, what string, done func([]workloads.Server) bool) {
+func await(t *testing.T, c workloads.Lister, what string, done func([]workloads.Resource) bool) {
 	t.Helper()
 	again := time.NewTicker(time.Second) // a list is expensive for a real cloud
 	defer again.Stop()
 	for deadline := time.Now().Add(5 * time.Minute); ; <-again.C {
-		all, err := c.Servers(t.Context())
+		all, err := c.List(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
