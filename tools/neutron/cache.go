@@ -28,7 +28,7 @@ func (c *Cloud) template(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("versions of packages: %w", err)
 	}
 	sum := sha256.New()
-	fmt.Fprintf(sum, "3 %s %s %v %v %v %s %s", versions, c.cfg.Addr, c.cfg.External, c.cfg.Internal, c.cfg.Gateways, schema, credentials)
+	fmt.Fprintf(sum, "4 %s %s %v %v %v %s %s", versions, c.cfg.Addr, c.cfg.External, c.cfg.Internal, c.cfg.Gateways, schema, credentials)
 	if c.cfg.Compute {
 		fmt.Fprint(sum, compute)
 	}

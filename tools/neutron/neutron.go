@@ -1,6 +1,6 @@
-// Package neutron runs a real Keystone and a real Neutron from Debian's packages, and optionally a real Nova with fake servers.
-// It uses SQLite, and neither a message queue nor agents. Ports therefore stay DOWN and no packet is forwarded, but all
-// responses are those of the real API.
+// Package neutron runs a real Keystone and a real Neutron from Debian's packages, and optionally a real Nova with fake servers
+// and the real API of Octavia with fake load balancers. It uses SQLite, and neither a message queue nor agents. Ports therefore
+// stay DOWN and no packet is forwarded, but all responses are those of the real API.
 //
 // In: a Config. Out: a cloud with an external and an internal network, a router between them, a port for each gateway
 // node, two projects, and a clouds.yaml for them. Up completes an existing cloud; Down stops its services and removes all state.
@@ -47,6 +47,7 @@ type Config struct {
 	TrustTokens   bool          // cache a valid token for five minutes, even if it is revoked meanwhile, as most clouds do
 	MaxPairs      int           // allowed address pairs per port; default 10, as in Neutron
 	Compute       bool          // run Nova, too
+	Balancing     bool          // run Octavia, too
 	Progress      io.Writer     // receives one line per step; default: none
 }
 
@@ -67,7 +68,7 @@ type Gateway struct {
 	Addrs [2]netip.Addr `json:"addrs"`
 }
 
-// Cloud is a Keystone, a Neutron and optionally a Nova, running or not.
+// Cloud is a Keystone, a Neutron, and optionally a Nova and an Octavia, running or not.
 type Cloud struct{ cfg Config }
 
 // Open returns the cloud that cfg describes. It starts nothing.
@@ -130,6 +131,9 @@ func (c *Cloud) Up(ctx context.Context) error {
 	if c.cfg.Compute {
 		files["nova.conf"], files["placement.conf"] = c.novaConf(), c.placementConf()
 	}
+	if c.cfg.Balancing {
+		files["octavia.conf"] = c.octaviaConf()
+	}
 	for file, text := range files {
 		if err := os.WriteFile(c.path(file), []byte(text), 0o600); err != nil {
 			return err
@@ -151,6 +155,9 @@ func (c *Cloud) Up(ctx context.Context) error {
 	if c.cfg.Compute {
 		steps = append(steps, step{"databases of Nova", c.makeNova}, step{"Nova", func(ctx context.Context) error { return c.Start(ctx, Nova) }})
 	}
+	if c.cfg.Balancing {
+		steps = append(steps, step{"database of Octavia", c.makeOctavia}, step{"Octavia", func(ctx context.Context) error { return c.Start(ctx, Octavia) }})
+	}
 	steps = append(steps, step{"template", func(ctx context.Context) error {
 		return c.once("template.made", func() error { return c.toTemplate(ctx) })
 	}})
@@ -165,7 +172,7 @@ func (c *Cloud) Up(ctx context.Context) error {
 
 // Down stops all services and removes all state.
 func (c *Cloud) Down(ctx context.Context) error {
-	return errors.Join(c.Stop(ctx, Nova), c.Stop(ctx, Neutron), c.Stop(ctx, Keystone), os.RemoveAll(c.cfg.Dir))
+	return errors.Join(c.Stop(ctx, Octavia), c.Stop(ctx, Nova), c.Stop(ctx, Neutron), c.Stop(ctx, Keystone), os.RemoveAll(c.cfg.Dir))
 }
 
 // host returns the nth address of a prefix.
@@ -195,12 +202,15 @@ func (c *Cloud) once(name string, do func() error) error {
 	return os.WriteFile(c.path(name), nil, 0o600)
 }
 
-// packages lists the packages of Keystone, its web server, Neutron, and with Config.Compute Nova. Nova and Placement need
-// only their Python modules, because they bring their own web servers.
+// packages lists the packages of Keystone, its web server, Neutron, and with Config.Compute Nova, with Config.Balancing
+// Octavia. Nova, Placement and Octavia need only their Python modules, because they bring their own web servers.
 func (c *Cloud) packages() []string {
 	all := []string{"keystone", "neutron-server", "uwsgi-core", "uwsgi-plugin-python3"}
 	if c.cfg.Compute {
 		all = append(all, "python3-nova", "python3-placement")
+	}
+	if c.cfg.Balancing {
+		all = append(all, "python3-octavia")
 	}
 	return all
 }

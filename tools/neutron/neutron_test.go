@@ -87,7 +87,7 @@ func connect(t testing.TB, cloud *neutron.Cloud, as, cluster string) *openstack.
 // The real Neutron fulfils the contract that the fake fulfils in its own tests, and keeps its state in a crash.
 func TestNeutron(t *testing.T) {
 	netlab.Privileged(t)
-	cloud := neutron.Open(neutron.Config{Dir: t.TempDir(), Compute: true, Progress: t.Output()})
+	cloud := neutron.Open(neutron.Config{Dir: t.TempDir(), Compute: true, Balancing: true, Progress: t.Output()})
 	t.Cleanup(func() {
 		if err := cloud.Down(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
@@ -122,6 +122,7 @@ func TestNeutron(t *testing.T) {
 		})
 	})
 	t.Run("servers", func(t *testing.T) { serversOf(t, cloud, ids) })
+	t.Run("load balancers", func(t *testing.T) { balancersOf(t, cloud, ids) })
 	if fullLength {
 		t.Run("cycles", func(t *testing.T) { cycles(t, cloud, ids) })
 	}

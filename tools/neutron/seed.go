@@ -89,19 +89,15 @@ func (c *Cloud) seedIdentities(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		pages, err := roles.List(identity, roles.ListOpts{}).AllPages(ctx)
+		role, err := rolesOf(ctx, identity)
 		if err != nil {
 			return err
 		}
-		all, err := roles.ExtractRoles(pages)
-		if err != nil {
-			return err
-		}
-		role := map[string]string{}
-		for _, r := range all {
-			role[r.Name] = r.ID
-		}
-		for _, u := range []struct{ user, project, role string }{{"neutron", "service", "admin"}, {User, User, "member"}, {Stranger, Stranger, "member"}} {
+		members := []string{"member", octaviaRole}
+		for _, u := range []struct {
+			user, project string
+			roles         []string
+		}{{"neutron", "service", []string{"admin"}}, {User, User, members}, {Stranger, Stranger, members}} {
 			project, err := projects.Create(ctx, identity, projects.CreateOpts{Name: u.project, DomainID: "default"}).Extract()
 			if err != nil {
 				return fmt.Errorf("project %s: %w", u.project, err)
@@ -110,11 +106,13 @@ func (c *Cloud) seedIdentities(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("user %s: %w", u.user, err)
 			}
-			if err := roles.Assign(ctx, identity, role[u.role], roles.AssignOpts{UserID: user.ID, ProjectID: project.ID}).ExtractErr(); err != nil {
-				return fmt.Errorf("role of %s: %w", u.user, err)
+			for _, name := range u.roles {
+				if err := roles.Assign(ctx, identity, role[name], roles.AssignOpts{UserID: user.ID, ProjectID: project.ID}).ExtractErr(); err != nil {
+					return fmt.Errorf("role of %s: %w", u.user, err)
+				}
 			}
 		}
-		for _, s := range []struct{ kind, name, url string }{{"network", "neutron", c.neutronURL()}, {"compute", "nova", c.novaURL()}} {
+		for _, s := range []struct{ kind, name, url string }{{"network", "neutron", c.neutronURL()}, {"compute", "nova", c.novaURL()}, {"load-balancer", "octavia", c.octaviaURL()}} {
 			service, err := services.Create(ctx, identity, services.CreateOpts{Type: s.kind, Extra: map[string]any{"name": s.name}}).Extract()
 			if err != nil {
 				return err
@@ -128,6 +126,23 @@ func (c *Cloud) seedIdentities(ctx context.Context) error {
 		}
 		return c.writeClouds(ctx)
 	})
+}
+
+// rolesOf creates the role of Octavia's users, and returns the ids of all roles by name.
+func rolesOf(ctx context.Context, identity *gophercloud.ServiceClient) (map[string]string, error) {
+	if _, err := roles.Create(ctx, identity, roles.CreateOpts{Name: octaviaRole}).Extract(); err != nil {
+		return nil, fmt.Errorf("role %s: %w", octaviaRole, err)
+	}
+	pages, err := roles.List(identity, roles.ListOpts{}).AllPages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := roles.ExtractRoles(pages)
+	ids := map[string]string{}
+	for _, r := range all {
+		ids[r.Name] = r.ID
+	}
+	return ids, err
 }
 
 // credentials are the application credentials of User, each with its access rules.

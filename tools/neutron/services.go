@@ -23,6 +23,7 @@ const (
 	Keystone Service = "keystone"
 	Neutron  Service = "neutron"
 	Nova     Service = "nova" // with Placement
+	Octavia  Service = "octavia"
 )
 
 // environment makes Debian's Python ignore packages of other Pythons, and sends no request to a proxy.
@@ -109,6 +110,9 @@ func (c *Cloud) arguments(s Service) (argv []string, url string) {
 	}
 	if s == Nova {
 		return []string{"/usr/bin/python3", "-c", compute, c.cfg.Dir, c.cfg.Addr.String(), strconv.Itoa(novaPort), strconv.Itoa(innerPort)}, c.novaURL()
+	}
+	if s == Octavia {
+		return []string{"/usr/bin/python3", "-c", balancing, c.cfg.Dir}, c.octaviaURL()
 	}
 	return []string{"neutron-server", "--config-file", c.path("neutron.conf"), "--config-file", c.path("ml2.ini")}, c.neutronURL()
 }

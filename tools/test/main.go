@@ -313,7 +313,7 @@ func prepare(ctx context.Context, soak int) (env []string, strict bool, err erro
 	var preparing errgroup.Group
 	preparing.Go(func() error { return debian.Ensure(ctx, os.Stdout, hostPackages...) })
 	preparing.Go(func() error {
-		return neutron.Open(neutron.Config{Compute: true, Progress: os.Stdout}).Install(ctx)
+		return neutron.Open(neutron.Config{Compute: true, Balancing: true, Progress: os.Stdout}).Install(ctx)
 	})
 	if assets := os.Getenv("KUBEBUILDER_ASSETS"); assets == "" {
 		preparing.Go(func() error {
