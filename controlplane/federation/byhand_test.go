@@ -43,10 +43,9 @@ func kubeconfig(t *testing.T) string {
 	return path
 }
 
-// withoutLeaseParameters leaves out what stays in any cluster that was a member once.
-func withoutLeaseParameters(objects []client.Object) []client.Object {
-	name := admission.LeaseParameters()[0].GetName()
-	return slices.DeleteFunc(objects, func(o client.Object) bool { return o.GetName() == name })
+// withoutParameters leaves out what stays in any cluster that was a member once.
+func withoutParameters(objects []client.Object) []client.Object {
+	return slices.DeleteFunc(objects, admission.IsParameters)
 }
 
 // The commands of docs/federation-by-hand.md form a federation that works and is fenced.
@@ -54,7 +53,7 @@ func TestFormedByHand(t *testing.T) {
 	w := newTestbed(t)
 	w.end() // only what users have is there
 	for _, id := range ids {
-		for _, o := range slices.Concat(withoutLeaseParameters(bootstrap.MemberObjects(namespace, id)), bootstrap.AccountObjects(namespace, "a", "x"), bootstrap.AccountObjects(namespace, "b", "x")) {
+		for _, o := range slices.Concat(withoutParameters(bootstrap.MemberObjects(namespace, id)), bootstrap.AccountObjects(namespace, "a", "x"), bootstrap.AccountObjects(namespace, "b", "x")) {
 			if err := w.admin[id].Delete(t.Context(), o); client.IgnoreNotFound(err) != nil {
 				t.Fatal(err)
 			}

@@ -4,6 +4,7 @@
 //   - [Fence]: a member rejects writes from former leaders. Its parameter is the member's Lease.
 //   - [Own]: a member rejects writes of supervisors to objects that do not belong to the federation, and Services that could
 //     take other traffic than the federation's.
+//   - [Endpoints]: a member rejects endpoints that a supervisor adds to a user's Service. Its parameters are the users' Services.
 //   - [Tokens]: a member rejects tokens of a supervisor's account that the supervisor itself could keep beyond a rotation.
 //   - [VIPs]: a member rejects ClusterSetIPs of supervisors outside of the ranges. Its parameter is the member's Federation.
 package admission
@@ -28,16 +29,17 @@ import (
 
 // Names of the policies and of their bindings.
 const (
-	ClaimsName = "isthmus-federation-claims"
-	FenceName  = "isthmus-federation-fence"
-	OwnName    = "isthmus-federation-own"
-	TokensName = "isthmus-federation-tokens"
-	VIPsName   = "isthmus-federation-vips"
+	ClaimsName    = "isthmus-federation-claims"
+	EndpointsName = "isthmus-federation-endpoints"
+	FenceName     = "isthmus-federation-fence"
+	OwnName       = "isthmus-federation-own"
+	TokensName    = "isthmus-federation-tokens"
+	VIPsName      = "isthmus-federation-vips"
 )
 
 // Policies returns all policies of a member with Isthmus in namespace, and their bindings.
 func Policies(namespace string, member clusterset.ClusterID) []client.Object {
-	return slices.Concat(Claims(), LeaseParameters(), Fence(namespace, member), Own(namespace), Tokens(namespace), VIPs(namespace))
+	return slices.Concat(Claims(), Parameters(), Fence(namespace, member), Own(namespace), Endpoints(namespace), Tokens(namespace), VIPs(namespace))
 }
 
 // Claims returns the policy and its binding. The claim of the cluster's id can be neither changed nor deleted while the
@@ -76,7 +78,7 @@ func Claims() []client.Object {
 // before it checks who writes, so any other choice would reject every write of every user.
 func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	spec := ofSupervisors(namespace)
-	spec.ParamKind = &admissionv1.ParamKind{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}
+	spec.ParamKind = leaseKind()
 	spec.Variables = []admissionv1.Variable{
 		{Name: "supervisor", Expression: fmt.Sprintf("request.userInfo.username.substring(size(%q))", accounts(namespace))},
 		{Name: "holder", Expression: `params.spec.?holderIdentity.orValue("")`},
@@ -100,13 +102,32 @@ func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	return rule(FenceName, spec, &admissionv1.ParamRef{Namespace: namespace, Name: string(member)}, admissionv1.Ignore)
 }
 
-// LeaseParameters returns a policy that matches no object, and its binding. It stays in a cluster for good once a Fence was there.
-// An API server stops to follow Leases when the last policy with Leases as parameters is removed, and does not begin again until
-// it restarts (ensureParamsForPolicyLocked in k8s.io/apiserver 1.36). Without it a cluster that left a federation and joined
-// again would compare epochs with its Lease of the past: it would reject the writes of every new leader.
-func LeaseParameters() []client.Object {
+// Parameters returns policies that match no object, and their bindings: one whose parameters are Leases, and one whose parameters are
+// Services. They stay in a cluster for good once a [Fence] or [Endpoints] was there. An API server stops to follow a kind when the last
+// policy with parameters of it is removed, and does not begin again until it restarts (ensureParamsForPolicyLocked in k8s.io/apiserver
+// 1.36). Without them a cluster that left a federation and joined again would compare with its objects of the past: it would reject the
+// writes of every new leader.
+func Parameters() []client.Object {
+	return slices.Concat(follow("isthmus-lease-parameters", leaseKind()), follow("isthmus-service-parameters", serviceKind()))
+}
+
+// IsParameters reports whether an object is one of Parameters.
+func IsParameters(o client.Object) bool {
+	return slices.ContainsFunc(Parameters(), func(p client.Object) bool { return p.GetName() == o.GetName() })
+}
+
+func leaseKind() *admissionv1.ParamKind {
+	return &admissionv1.ParamKind{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}
+}
+
+func serviceKind() *admissionv1.ParamKind {
+	return &admissionv1.ParamKind{APIVersion: "v1", Kind: "Service"}
+}
+
+// follow returns a policy that makes API servers follow a kind, and its binding.
+func follow(name string, kind *admissionv1.ParamKind) []client.Object {
 	spec := admissionv1.ValidatingAdmissionPolicySpec{
-		ParamKind: &admissionv1.ParamKind{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+		ParamKind: kind,
 		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
 			RuleWithOperations: admissionv1.RuleWithOperations{
 				Operations: []admissionv1.OperationType{admissionv1.Create},
@@ -115,7 +136,31 @@ func LeaseParameters() []client.Object {
 		}}},
 		Validations: []admissionv1.Validation{{Expression: "true"}},
 	}
-	return rule("isthmus-lease-parameters", spec, &admissionv1.ParamRef{Namespace: "default", Name: "none"}, admissionv1.Ignore)
+	return rule(name, spec, &admissionv1.ParamRef{Namespace: "default", Name: "none"}, admissionv1.Ignore)
+}
+
+// Endpoints returns the policy and its binding. A supervisor's EndpointSlice does not belong to a Service of its namespace that lacks the
+// label of the federation: a thief of the token adds no endpoints to a user's Service. [Own] sees to it that each of its slices has the
+// label by which this policy selects them, so that slices of others cost nothing.
+func Endpoints(namespace string) []client.Object {
+	spec := ofSupervisors(namespace)
+	spec.ParamKind = serviceKind()
+	spec.MatchConstraints = &admissionv1.MatchResources{
+		ObjectSelector: &metav1.LabelSelector{MatchLabels: map[string]string{discoveryv1.LabelManagedBy: federationv1alpha1.ManagedBy}},
+		ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+			Rule:       admissionv1.Rule{APIGroups: []string{discoveryv1.GroupName}, APIVersions: []string{"*"}, Resources: []string{"endpointslices"}},
+		}}},
+	}
+	spec.Validations = []admissionv1.Validation{{
+		Expression:        fmt.Sprintf(`object.metadata.?labels[?%q].orValue("") != params.metadata.name`, discoveryv1.LabelServiceName),
+		MessageExpression: `"Service " + params.metadata.namespace + "/" + params.metadata.name + " is not the federation's; a supervisor may not add endpoints to it"`,
+		Reason:            new(metav1.StatusReasonForbidden),
+	}}
+	users := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{
+		Key: v1alpha1.LabelManagedBy, Operator: metav1.LabelSelectorOpNotIn, Values: []string{federationv1alpha1.ManagedBy},
+	}}}
+	return rule(EndpointsName, spec, &admissionv1.ParamRef{Selector: users}, admissionv1.Ignore)
 }
 
 // notes are the annotations that leaders write on users' objects.
@@ -189,9 +234,15 @@ func Own(namespace string) []client.Object {
 		},
 		{
 			Expression: `request.operation == "DELETE" || request.operation == "UPDATE" && variables.annotated || ` +
-				`!(request.resource.resource in ["services", "endpointslices", "serviceimports"]) || !request.?namespace.orValue("").startsWith("kube-")`,
+				`!request.?namespace.orValue("").startsWith("kube-")`,
 			MessageExpression: `"namespaces kube-* are not federated; a supervisor may not write " + request.resource.resource + " in " + request.namespace`,
 			Reason:            new(metav1.StatusReasonForbidden),
+		},
+		{
+			Expression: fmt.Sprintf(`request.resource.resource != "endpointslices" || request.operation == "DELETE" || variables.annotated || object.metadata.?labels[?%q].orValue("") == %q`,
+				discoveryv1.LabelManagedBy, federationv1alpha1.ManagedBy),
+			Message: fmt.Sprintf("a supervisor's EndpointSlices have the label %s=%s", discoveryv1.LabelManagedBy, federationv1alpha1.ManagedBy),
+			Reason:  new(metav1.StatusReasonForbidden),
 		},
 	}
 	return rule(OwnName, spec, nil, admissionv1.Fail)

@@ -13,6 +13,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,7 +39,7 @@ func newTestbed(t *testing.T, policies ...client.Object) *testbed {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		authenticationv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, discoveryv1.AddToScheme, v1beta1.Install, federationv1alpha1.AddToScheme, admissionv1.AddToScheme,
+		authenticationv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, v1beta1.Install, federationv1alpha1.AddToScheme, admissionv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
@@ -70,7 +71,7 @@ func (w *testbed) put(o client.Object) {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() {
-		if err := w.admin.Delete(context.Background(), o); err != nil {
+		if err := w.admin.Delete(context.Background(), o); client.IgnoreNotFound(err) != nil {
 			w.t.Error(err)
 		}
 	})
@@ -157,10 +158,13 @@ func TestStolenSupervisor(t *testing.T) {
 		"an external name": {service("default", func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "evil.example.org"
 		}), "only Services of type ClusterIP"},
-		"a selector":                 {service("default", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "evil"} }), "without a selector"},
-		"a Service in kube-system":   {service("kube-system", nil), "may not write services in kube-system"},
-		"a slice in kube-system":     {slice("kube-system"), "may not write endpointslices in kube-system"},
-		"an import in kube-public":   {imported("kube-public", "243.0.0.1"), "may not write serviceimports in kube-public"},
+		"a selector":               {service("default", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "evil"} }), "without a selector"},
+		"a Service in kube-system": {service("kube-system", nil), "may not write services in kube-system"},
+		"a slice in kube-system":   {slice("kube-system"), "may not write endpointslices in kube-system"},
+		"an import in kube-public": {imported("kube-public", "243.0.0.1"), "may not write serviceimports in kube-public"},
+		"a policy in kube-system": {&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "kube-system", Name: "allow", Labels: ours("app.kubernetes.io/managed-by"),
+		}}, "may not write networkpolicies in kube-system"},
 		"the API server's import":    {imported("default", "10.96.0.1"), addresses},
 		"a public address":           {imported("default", "8.8.8.8"), addresses},
 		"one address of two":         {imported("default", "243.0.0.1", "8.8.8.8"), addresses},
@@ -197,6 +201,56 @@ func TestStolenSupervisor(t *testing.T) {
 	if err := w.leader.Delete(t.Context(), changed.DeepCopy(), client.DryRunAll); err != nil {
 		t.Errorf("a deletion is refused: %v", err)
 	}
+}
+
+// A thief of a supervisor's token adds no endpoints to a Service of a user, whatever labels its slices have.
+func TestStolenSupervisorAddsNoEndpoints(t *testing.T) {
+	w := newTestbed(t, slices.Concat(admission.Own("isthmus-system"), admission.Endpoints("isthmus-system"))...)
+	theirs := service("default", func(s *corev1.Service) { s.Name, s.Labels = "theirs", map[string]string{"app": "theirs"} })
+	elsewhere := service("kube-public", func(s *corev1.Service) { s.Name, s.Labels = "elsewhere", nil })
+	fed := service("default", nil)
+	for _, o := range []client.Object{theirs, elsewhere, fed} {
+		w.put(o)
+	}
+	of := func(name string, edit func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+		es := slice("default")
+		es.Labels[discoveryv1.LabelServiceName] = name
+		if edit != nil {
+			edit(es)
+		}
+		return es
+	}
+	w.await(of("theirs", nil), true)
+	ofOurs := of("shop", func(es *discoveryv1.EndpointSlice) { es.Name = "shop-of-a" })
+	w.put(ofOurs)
+	moved := ofOurs.DeepCopy()
+	moved.Labels[discoveryv1.LabelServiceName] = "theirs"
+	for name, tc := range map[string]struct {
+		err     error
+		because string
+	}{
+		"a slice of a user's Service": {w.try(of("theirs", nil)), "Service default/theirs is not the federation's"},
+		"a slice that becomes one":    {w.leader.Update(t.Context(), moved, client.DryRunAll), "Service default/theirs is not the federation's"},
+		"one without the slices' mark": {w.try(of("theirs", func(es *discoveryv1.EndpointSlice) {
+			delete(es.Labels, discoveryv1.LabelManagedBy)
+			es.Labels["app.kubernetes.io/managed-by"] = federationv1alpha1.ManagedBy
+		})), "a supervisor's EndpointSlices have the label"},
+	} {
+		if !apierrors.IsForbidden(tc.err) || !strings.Contains(tc.err.Error(), tc.because) {
+			t.Errorf("%s: %v, want it refused because %q", name, tc.err, tc.because)
+		}
+	}
+	for name, o := range map[string]client.Object{
+		"a slice of a federated Service": of("shop", nil), "one of no Service": of("future", nil), "one of a name in another namespace": of("elsewhere", nil),
+	} {
+		if err := w.try(o); err != nil {
+			t.Errorf("%s is refused: %v", name, err)
+		}
+	}
+	if err := w.admin.Delete(t.Context(), theirs); err != nil {
+		t.Fatal(err)
+	}
+	w.await(of("theirs", nil), false) // the name is free
 }
 
 // Without ranges in the member's Federation no address is accepted, whatever the supervisor's has.

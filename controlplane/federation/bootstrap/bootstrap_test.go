@@ -28,6 +28,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/fences"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
@@ -533,9 +534,7 @@ func names(list client.ObjectList) ([]string, error) {
 func TestChartsObjectsStay(t *testing.T) {
 	a, _, _ := newTestbed(t)
 	a = supervisor(a)
-	objects := slices.DeleteFunc(MemberObjects(namespace, a.ID), func(o client.Object) bool {
-		return o.GetName() == "isthmus-lease-parameters" // which stays for good
-	})
+	objects := slices.DeleteFunc(MemberObjects(namespace, a.ID), admission.IsParameters) // which stay for good
 	for i, o := range append([]client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}, objects...) {
 		if i > 0 {
 			o.SetLabels(map[string]string{"app.kubernetes.io/instance": "isthmus", "app.kubernetes.io/managed-by": "Helm"})

@@ -131,7 +131,7 @@ func (s *survey) forget(ctx context.Context, found *surveyed, id clusterset.Clus
 }
 
 // deleteObjects deletes the objects of leaders in a cluster, which it counts, and the objects of Form, except for
-// [admission.LeaseParameters].
+// [admission.Parameters].
 func (s *survey) deleteObjects(ctx context.Context, leaving *surveyed) (int, error) {
 	written, err := s.deleteWritten(ctx, leaving.Client)
 	if err != nil {
@@ -148,7 +148,7 @@ func (s *survey) deleteObjects(ctx context.Context, leaving *surveyed) (int, err
 			own = append(own, &corev1.Secret{ObjectMeta: secretMeta(m.Secret)})
 		}
 	}
-	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Own(s.namespace), admission.Tokens(s.namespace), admission.VIPs(s.namespace), admission.Claims()), own...) {
+	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Own(s.namespace), admission.Endpoints(s.namespace), admission.Tokens(s.namespace), admission.VIPs(s.namespace), admission.Claims()), own...) {
 		if err := admin.DeleteOwn(ctx, leaving.Client, obj); err != nil {
 			return written, err
 		}

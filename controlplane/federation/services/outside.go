@@ -49,6 +49,7 @@ func (r *Reconciler) readGateways(ctx context.Context, s *snapshot, m reconcile.
 		}
 		if o, err := offers.New(offers.Source{Cluster: m.ID(), Service: svc, Lookup: r.hosts.Lookup}); err == nil {
 			s.gateways = append(s.gateways, o)
+			s.held = s.held || len(o.Unresolved) > 0
 		}
 		for _, in := range svc.Status.LoadBalancer.Ingress {
 			if in.Hostname != "" {

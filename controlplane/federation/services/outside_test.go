@@ -1,10 +1,14 @@
 package services_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -169,6 +173,28 @@ func TestRestartKeepsAddresses(t *testing.T) {
 	}
 	w.Member("b").Back()
 	w.wants("with b", all, "80/TCP=8080")
+}
+
+// A gateway whose host name is not resolved yet keeps its addresses.
+func TestUnresolvedGatewayKeepsAddresses(t *testing.T) {
+	spec := v1alpha1.FederationSpec{HostnameTemplate: outsideShop}
+	w := newTestbed(t, spec)
+	again := w.runs()
+	w.offer("a", "web", global, "shop", func(s *corev1.Service) { s.Annotations[askHostname] = "true" }, "10.1.0.1")
+	gateway := w.gateway("c", system, "shop", "192.0.2.5")
+	gateway.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "gw.example.org"}}
+	if err := w.Member("c").Client().Status().Update(t.Context(), gateway); err != nil {
+		t.Fatal(err)
+	}
+	w.sync()
+	again()
+	const resolved = "shop.example.org 203.0.113.77 30"
+	w.wants("resolved", resolved, "")
+	w.resolve = func(context.Context, string) ([]netip.Addr, time.Duration, error) {
+		return nil, 0, errors.New("no name server answers")
+	}
+	w.restart(spec)
+	w.wants("not resolved", resolved, "")
 }
 
 // Gateways of a namespace count where its Services may join the federated Service.

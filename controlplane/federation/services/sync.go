@@ -54,7 +54,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 		return errors.Join(r.removeSlices(ctx, into, s), r.report(ctx, into, s, fed))
 	}
 	r.warned.Delete(taken{into.ID(), name})
-	s.held = s.unread || slices.ContainsFunc(kept, func(id clusterset.ClusterID) bool { return !s.dropped[id] }) || len(s.incomplete) > 0 || len(s.unresolved) > 0
+	s.held = s.held || s.unread || slices.ContainsFunc(kept, func(id clusterset.ClusterID) bool { return !s.dropped[id] }) || len(s.incomplete) > 0 || len(s.unresolved) > 0
 	svc, err := r.applyService(ctx, into, s, fed)
 	if r.recordRejection(into.ID(), s, fed, err) {
 		r.requeue(name) // all member Services report it

@@ -74,13 +74,13 @@ func InstallKinds(config *rest.Config) error {
 	return nil
 }
 
-// keepParameters has the server follow Leases for good. A fence of the next borrower would otherwise see those of the past.
+// keepParameters has the server follow Leases and Services for good. Policies of the next borrower would otherwise see those of the past.
 func keepParameters(ctx context.Context, config *rest.Config) error {
 	admin, err := client.New(config, client.Options{})
 	if err != nil {
 		return err
 	}
-	for _, obj := range admission.LeaseParameters() {
+	for _, obj := range admission.Parameters() {
 		if err := admin.Create(ctx, obj); err != nil {
 			return err
 		}

@@ -256,7 +256,7 @@ func TestFenceFollowsLeasesAgain(t *testing.T) {
 		}})
 	}
 	create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, lease("a/pod", 3))
-	create(admission.LeaseParameters()...)
+	create(admission.Parameters()...)
 	create(admission.Fence(namespace, memberID)...)
 	await.True(t, "the fence accepts a alone", func() bool { return apierrors.IsForbidden(writes(asB, "3")) && writes(asA, "3") == nil })
 
