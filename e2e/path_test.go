@@ -62,6 +62,7 @@ type report struct {
 	LastAnswer   map[string]time.Time `json:"lastAnswer"`   // of each backend
 	FirstFailure time.Time            `json:"firstFailure"` // when the first connection that failed began
 	LastFailure  time.Time            `json:"lastFailure"`  // the same of the last one
+	Failed       []json.RawMessage    `json:"failed"`       // the first failures, one by one
 }
 
 func (c client) run(ctx context.Context, args ...string) (report, error) {

@@ -60,6 +60,7 @@ func TestUpgradeAndBack(t *testing.T) {
 	}
 	mixed := func(version string) {
 		t.Helper()
+		t.Logf("%s: all run %s", time.Now().Format(time.StampMilli), version)
 		images(t, version)
 		if err := importedFrom(ctx, "a", "a b"); err != nil {
 			t.Error(err)
@@ -133,6 +134,9 @@ func throughTheGateways(t *testing.T) (end func()) {
 		r, err := short.end()
 		if err != nil || r.Failures != 0 || len(r.Backends) != 2 {
 			t.Errorf("through the gateways %d of %d connections failed: %v; answered by %v; %v", r.Failures, r.Connections, r.Errors, r.Backends, err)
+		}
+		for _, failed := range r.Failed {
+			t.Logf("failed: %s", failed)
 		}
 		t.Logf("through the gateways: %d connections", r.Connections)
 		open.end(t)

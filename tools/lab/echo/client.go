@@ -57,13 +57,24 @@ type Report struct {
 	Backends    map[string]int `json:"backends"` // answers by "cluster/pod"
 	Peers       map[string]int `json:"peers"`    // connections by what getpeername(2) said
 	// LastAnswer is when each backend answered last; FirstFailure and LastFailure are when the first and the last of the
-	// connections that failed began.
+	// connections that failed began. Failed are the first of them.
 	LastAnswer   map[string]time.Time `json:"lastAnswer"`
 	FirstFailure time.Time            `json:"firstFailure,omitzero"`
 	LastFailure  time.Time            `json:"lastFailure,omitzero"`
+	Failed       []Failure            `json:"failed,omitempty"`
 	Seconds      float64              `json:"seconds"`
 	P50Ms        float64              `json:"p50Ms"` // of successful connections, from the name to the answer
 	P99Ms        float64              `json:"p99Ms"`
+}
+
+// maxFailed is how many failures a Report tells one by one.
+const maxFailed = 50
+
+// Failure is one connection that failed.
+type Failure struct {
+	Began  time.Time `json:"began"`
+	TookMs float64   `json:"tookMs"`
+	Error  string    `json:"error"` // with the addresses, as far as the connection got
 }
 
 // Validate joins all faults of the configuration.
@@ -204,6 +215,9 @@ func (r *run) note(start time.Time, answer string, peer netip.AddrPort, err erro
 	if err != nil {
 		r.report.Failures++
 		r.report.Errors[reason(err)]++
+		if len(r.report.Failed) < maxFailed {
+			r.report.Failed = append(r.report.Failed, Failure{Began: start, TookMs: float64(now.Sub(start).Microseconds()) / 1000, Error: err.Error()})
+		}
 		if r.report.FirstFailure.IsZero() || start.Before(r.report.FirstFailure) {
 			r.report.FirstFailure = start
 		}
