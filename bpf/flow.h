@@ -204,6 +204,15 @@ static __always_inline long put_new(const struct conn_key *key, const struct con
 	return bpf_map_update_elem(&handshakes, key, c, flags);
 }
 
+/* Deletes an entry that put_new has stored. */
+static __always_inline void delete_new(const struct conn_key *key)
+{
+	if (key->proto == IPPROTO_UDP)
+		bpf_map_delete_elem(&udp_flows, key);
+	else
+		bpf_map_delete_elem(&handshakes, key);
+}
+
 /* Moves an entry of an older build's map to today's, if there is one. */
 static __always_inline void move_old_entry(const struct conn_key *key)
 {

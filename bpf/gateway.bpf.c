@@ -416,6 +416,14 @@ static __noinline bool store_reply(const struct packet *p, struct gateway_scratc
 	return store(&s->key, &s->other);
 }
 
+/* Deletes what store_reply has stored. Returns false. */
+static __noinline bool delete_reply(const struct packet *p, struct gateway_scratch *s)
+{
+	s->key = other_key(&p->key, &s->flow);
+	delete_new(&s->key);
+	return false;
+}
+
 /* Builds the key of a second translation: the backend is the client of addr. */
 static __always_inline void set_second_key(struct gateway_scratch *s, const __u8 addr[16], __u8 proto, bool reply)
 {
@@ -452,7 +460,8 @@ static __noinline bool has_frontend(const __u8 addr[16], __u16 port, __u8 proto)
 }
 
 /* Stores all entries of the flow in `scratch` except that of its first packet, with this port for its client. Returns
- * false if one of them is taken. Not static: see skip_extensions. */
+ * false if one of them is taken. The reply's entry comes first: it differs from that of any other flow of the client,
+ * while those of the second translation would replace the other flow's. Not static: see skip_extensions. */
 __noinline int store_others(const struct packet *p, __u16 port)
 {
 	struct gateway_scratch *s;
@@ -462,9 +471,11 @@ __noinline int store_others(const struct packet *p, __u16 port)
 	if (!p || !s)
 		return false;
 	s->flow.client_port = port;
-	if (s->flow.flags & GATEWAY_DOUBLE_NAT && (has_frontend(s->source, port, p->key.proto) || !store_source(p, s)))
+	if (!(s->flow.flags & GATEWAY_DOUBLE_NAT))
+		return store_reply(p, s);
+	if (has_frontend(s->source, port, p->key.proto) || !store_reply(p, s))
 		return false;
-	return store_reply(p, s);
+	return store_source(p, s) || delete_reply(p, s);
 }
 
 /* Chooses the port by which the backend knows the client, and stores the flow. If the gateway's own address becomes the

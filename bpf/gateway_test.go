@@ -114,6 +114,33 @@ func TestGatewayKeepsClientsApart(t *testing.T) {
 	}
 }
 
+// A port that another connection of the client has at the backend is no longer free. Trying it does that connection no harm, even if it
+// stays idle for longer than a handshake may.
+func TestGatewayTriesATakenPort(t *testing.T) {
+	for family, s := range sides {
+		t.Run(family, func(t *testing.T) {
+			p := newGateway(t)
+			p.balance(1, tcp, s.vip, s.backend, s.vip.Addr())
+			opening, answer, in, back := s.tcp(syn), s.tcpBack(syn|ack), s.tcp(ack), s.tcpBack(ack)
+			from := func(client netip.Addr, port uint16) []byte { return opening.from(netip.AddrPortFrom(client, port)).bytes() }
+			p.run(bpf.ProgGateway, from(s.router, s.client.Port())) // a client with the same port, which therefore is no longer free
+			p.run(bpf.ProgGateway, opening.bytes())
+			moved := p.entry(bpf.ConnKey{Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(), Server: bpf.Addr16(s.vip.Addr()), ServerPort: s.vip.Port(), Proto: tcp})
+			known := netip.AddrPortFrom(s.vip.Addr(), moved.ClientPort)
+			if known.Port() == s.client.Port() {
+				t.Fatal("both clients have one port at the backend")
+			}
+			p.translated(bpf.ProgGateway, answer.to(known), answer.from(s.vip))
+			p.translated(bpf.ProgGateway, in, in.to(s.backend).from(known))
+
+			p.run(bpf.ProgGateway, from(s.client.Addr(), known.Port()))
+			p.age(5 * time.Minute)
+			p.translated(bpf.ProgGateway, in, in.to(s.backend).from(known))
+			p.translated(bpf.ProgGateway, back.to(known), back.from(s.vip))
+		})
+	}
+}
+
 // Once a backend is removed, no packet of its flows is sent to it, not even one that follows another at once.
 func TestGatewayRemovedBackend(t *testing.T) {
 	for family, s := range sides {
