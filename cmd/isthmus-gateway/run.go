@@ -154,6 +154,9 @@ type sharing struct {
 	cordoned bool
 }
 
+// Close implements agent.Component. The balancer stays open for the last handshakes; gateway.serve closes it.
+func (*sharing) Close(context.Context, bool) error { return nil }
+
 // Apply implements agent.Component. The agent announces or withdraws VIPs right after it: from then on packets arrive
 // here that belong to connections of a peer, or the other way round.
 func (s *sharing) Apply(ctx context.Context, state *desired.State) error {
@@ -171,8 +174,10 @@ func (s *sharing) Apply(ctx context.Context, state *desired.State) error {
 }
 
 // serve runs the agent and its listeners until ctx is done or one of them fails. It then calls leave, which closes the
-// agent. Connections still begin here until neighbours have gone elsewhere, so flows are exchanged until leave returns.
-func (g *gateway) serve(ctx context.Context, leave func() error) error {
+// agent. Connections still begin here until neighbours have gone elsewhere, so flows are exchanged until leave returns. The balancer is
+// closed last.
+func (g *gateway) serve(ctx context.Context, leave func() error) (err error) {
+	defer func() { err = errors.Join(err, g.balancer.Close(context.WithoutCancel(ctx), false)) }()
 	endpoint, status, err := listen(ctx, g.cfg)
 	if err != nil {
 		return errors.Join(err, leave())

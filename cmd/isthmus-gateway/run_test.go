@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -18,17 +19,17 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// opening is a fake balancer. Export sends the flows that a test puts into opens. Close calls closing.
+// opening is a fake balancer. Export sends the flows that a test puts into opens, until the balancer is closed.
 type opening struct {
 	agent.Component
 	opens, imported chan flows.Flow
-	closing         func()
+	closed          chan struct{}
 }
 
 func (opening) Name() string { return desired.ComponentBalancer }
 
 func (o opening) Close(context.Context, bool) error {
-	o.closing()
+	close(o.closed)
 	return nil
 }
 
@@ -37,12 +38,29 @@ func (o opening) Export(ctx context.Context, tell func(flows.Flow) error) error 
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-o.closed:
+			return os.ErrClosed
 		case f := <-o.opens:
 			if err := tell(f); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// leaving is a fake announcer, whose Close calls close.
+type leaving struct {
+	agent.Announcer
+	close func()
+}
+
+func (leaving) Name() string { return desired.ComponentVRRP }
+
+func (leaving) Announced() []netip.Addr { return nil }
+
+func (l leaving) Close(context.Context, bool) error {
+	l.close()
+	return nil
 }
 
 func (opening) Counts() (map[flows.CountKey]flows.Counts, error) { return nil, nil }
@@ -83,7 +101,7 @@ func TestFlowsWhileDraining(t *testing.T) {
 
 	at := netip.MustParseAddrPort("198.51.100.7:80")
 	flow := flows.Flow{Protocol: "TCP", Client: at, VIP: at, Backend: at, Source: at}
-	balancer := opening{opens: make(chan flows.Flow), imported: make(chan flows.Flow, 1)}
+	balancer := opening{opens: make(chan flows.Flow), imported: make(chan flows.Flow, 1), closed: make(chan struct{})}
 	opens := func(when string) {
 		within(t, "a connection opens "+when, func(late <-chan time.Time) bool {
 			select {
@@ -102,9 +120,9 @@ func TestFlowsWhileDraining(t *testing.T) {
 			}
 		})
 	}
-	closed := make(chan struct{})
-	balancer.closing = func() {
-		defer close(closed)
+	left := make(chan struct{})
+	announcer := leaving{close: func() {
+		defer close(left)
 		opens("while neighbours move their traffic")
 		// The controller is not a peer, and gets that answer. Its own requests get none.
 		for path, want := range map[string]int{flows.Path: http.StatusForbidden, "/v1/state": 0} {
@@ -117,10 +135,11 @@ func TestFlowsWhileDraining(t *testing.T) {
 				t.Errorf("%s: %d, want %d", path, code, want)
 			}
 		}
-	}
+	}}
 	exchange := flows.New(balancer, own, slog.New(slog.DiscardHandler))
 	exchange.SetPeers([]desired.PeerGateway{{URL: "https://" + l.Addr().String(), Name: "gw-1"}})
-	a, err := agent.New(agent.Config{Cluster: "a", Balancer: balancer, Flows: exchange, StatePath: cfg.statePath(), Log: slog.New(slog.DiscardHandler)})
+	shared := &sharing{balancer: balancer, exchange: exchange}
+	a, err := agent.New(agent.Config{Cluster: "a", Balancer: shared, Announcers: []agent.Announcer{announcer}, Flows: exchange, StatePath: cfg.statePath(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,10 +154,15 @@ func TestFlowsWhileDraining(t *testing.T) {
 	}()
 	await(t, "https://"+cfg.HTTPListen+"/healthz", 200)
 	stop()
-	<-closed
+	<-left
 	opens("after they have")
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+	select {
+	case <-balancer.closed:
+	default:
+		t.Error("the balancer is open at the end")
 	}
 }
 
