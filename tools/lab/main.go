@@ -87,7 +87,7 @@ func upCommand(cfg *cluster.Config, open opener) *cobra.Command {
 func buildCommand(open opener) *cobra.Command {
 	return &cobra.Command{
 		Use:     "build PROGRAM",
-		Short:   "Build a program that only some tests need (" + cluster.ExternalDNS + "), and print its path",
+		Short:   "Build a program that only some tests need (" + strings.Join(cluster.OptionalPrograms(), ", ") + "), and print its path",
 		Example: "  go run ./tools/lab build " + cluster.ExternalDNS,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

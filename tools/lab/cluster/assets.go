@@ -41,8 +41,14 @@ func Assets(ctx context.Context, cfg Config) (string, error) {
 	return dir, nil
 }
 
-// ExternalDNS is the name of an optional program.
-const ExternalDNS = cache.ExternalDNS
+// The names of optional programs.
+const (
+	ExternalDNS = cache.ExternalDNS
+	KubeRouter  = cache.KubeRouter
+)
+
+// OptionalPrograms returns the names of all of them.
+func OptionalPrograms() []string { return cache.OptionalPrograms() }
 
 // Build builds an optional program, unless it is there, and returns its path. No lab has to be up.
 func (l *Lab) Build(ctx context.Context, program string) (string, error) {

@@ -46,12 +46,26 @@ func components() []component {
 	}
 }
 
-// ExternalDNS is an optional program: only some tests need it, and its build takes minutes.
-const ExternalDNS = "external-dns"
+// Optional programs: only some tests need them, and their builds take minutes.
+const (
+	ExternalDNS = "external-dns"
+	KubeRouter  = "kube-router"
+)
 
-// optional are the components that Programs does not build.
+// optional are the components that Programs does not build. Each is one program.
 func optional() []component {
-	return []component{{name: ExternalDNS, packages: []string{"tool"}, programs: []string{ExternalDNS}, ldflags: "-s -w", toolchain: "go1.27.1"}}
+	return []component{
+		{name: ExternalDNS, packages: []string{"tool"}, programs: []string{ExternalDNS}, ldflags: "-s -w", toolchain: "go1.27.1"},
+		{name: KubeRouter, packages: []string{"tool"}, programs: []string{KubeRouter}, ldflags: "-s -w"},
+	}
+}
+
+// OptionalPrograms returns the names of the optional programs.
+func OptionalPrograms() (names []string) {
+	for _, part := range optional() {
+		names = append(names, part.name)
+	}
+	return names
 }
 
 func kubernetesLdflags() string {
@@ -130,7 +144,7 @@ func optionalPart(program string) (component, error) {
 			return part, nil
 		}
 	}
-	return component{}, fmt.Errorf("%s is no optional program of the lab; there is %s", program, ExternalDNS)
+	return component{}, fmt.Errorf("%s is no optional program of the lab; there are %s", program, strings.Join(OptionalPrograms(), " and "))
 }
 
 // moduleOf returns the folder of a component's module, and the key of its build.
