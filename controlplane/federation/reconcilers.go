@@ -26,16 +26,16 @@ func NoProbe(context.Context, []netip.AddrPort) liveness.Verdict { return livene
 // namespace of Isthmus, and factor that of Scaled. A nil probe tries TCP handshakes.
 func Reconcilers(namespace string, factor float64, probe Probe, log *slog.Logger) func(federationv1alpha1.FederationSpec) ([]reconcile.Reconciler, error) {
 	return func(spec federationv1alpha1.FederationSpec) ([]reconcile.Reconciler, error) {
+		p := policies.New(policies.Config{
+			Kinds: policies.Kinds(spec.Policies), Namespace: namespace, Grants: grants.New(spec), Guard: guarded[reconcile.Key](factor, log),
+		})
 		s, err := services.New(services.Config{
 			Federation: spec, Namespace: namespace, Probe: probe, Log: log,
-			Guard: guarded[clusterset.ServiceName](factor, log),
+			Guard: guarded[clusterset.ServiceName](factor, log), Changed: p.ServiceChanged,
 		})
 		if err != nil {
 			return nil, err
 		}
-		p := policies.New(policies.Config{
-			Kinds: policies.Kinds(spec.Policies), Namespace: namespace, Grants: grants.New(spec), Guard: guarded[reconcile.Key](factor, log),
-		})
 		return []reconcile.Reconciler{s, p}, nil
 	}
 }

@@ -18,6 +18,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -61,7 +62,7 @@ func federation(t *testing.T) *reconciletest.Federation {
 func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Reconciler, *apitest.Writes) {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), admissionregistrationv1.AddToScheme(scheme))
+	err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), admissionregistrationv1.AddToScheme(scheme))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +87,7 @@ func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Re
 	p := New(Config{
 		Kinds: Kinds(federationv1alpha1.PoliciesSpec{}), Namespace: installed,
 		Guard: withdrawal.Config[reconcile.Key]{Times: withdrawal.Times{Window: window, Grace: window}},
-	}).(*Reconciler)
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx, func(reconcile.Key) {}) }()

@@ -5,7 +5,12 @@ import (
 	"maps"
 	"slices"
 
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
 // directions are the lists of peers in a rule, by the field of spec that holds the rules, for all known kinds.
@@ -45,6 +50,12 @@ func localPeers(policy *unstructured.Unstructured, federatedService func(namespa
 						found = append(found, explainService(at, policy.GetNamespace(), peer, federatedService)...)
 						continue
 					}
+					if policy.GroupVersionKind().GroupKind() == core {
+						if name, ok := namedInCore(policy.GetNamespace(), peer); ok {
+							found = append(found, explainNamed(at, name, federatedService)...)
+							continue
+						}
+					}
 					found = append(found, explainPeer(at, peer)...)
 				}
 			}
@@ -72,8 +83,24 @@ func explainService(at, namespace string, peer map[string]any, federatedService 
 	if given, ok := peer["namespace"].(string); ok && given != "" {
 		namespace = given
 	}
-	if federatedService(namespace, name) {
+	return explainNamed(at, clusterset.ServiceName{Namespace: namespace, Name: name}, federatedService)
+}
+
+func explainNamed(at string, name clusterset.ServiceName, federatedService func(namespace, name string) bool) []string {
+	if federatedService(name.Namespace, name.Name) {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s names Service %s/%s, which is not federated", at, namespace, name)}
+	return []string{fmt.Sprintf("%s names Service %s, which is not federated", at, name)}
+}
+
+// core is the kind of Kubernetes' own policies.
+var core = schema.GroupKind{Group: "networking.k8s.io", Kind: "NetworkPolicy"}
+
+// namedInCore is namedService for a peer that is not decoded.
+func namedInCore(namespace string, peer map[string]any) (name clusterset.ServiceName, ok bool) {
+	var decoded networkingv1.NetworkPolicyPeer
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(peer, &decoded); err != nil {
+		return name, false
+	}
+	return namedService(namespace, &decoded)
 }

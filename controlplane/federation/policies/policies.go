@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,15 +47,11 @@ func (c Config) Travels(o *unstructured.Unstructured) bool {
 	})
 }
 
-// New returns a Reconciler that replicates policies.
-func New(c Config) reconcile.Reconciler {
-	p := &Reconciler{config: c, placed: map[string]map[reconcile.Key]bool{}}
-	p.removals = newRemovals(c.Guard.Times, func(key reconcile.Key) { p.enqueue(key) })
-	c.Guard.Changed = func(_ clusterset.ClusterID, keys []reconcile.Key) {
-		for _, key := range keys {
-			p.enqueue(key)
-		}
-	}
+// New returns a Reconciler that replicates policies. Services of package services call its ServiceChanged.
+func New(c Config) *Reconciler {
+	p := &Reconciler{config: c, placed: map[string]map[reconcile.Key]bool{}, peers: map[reconcile.Key][]clusterset.ServiceName{}}
+	p.removals = newRemovals(c.Guard.Times, func(key reconcile.Key) { p.requeue(key) })
+	c.Guard.Changed = func(_ clusterset.ClusterID, keys []reconcile.Key) { p.requeue(keys...) }
 	p.guard = withdrawal.New(c.Guard)
 	return p
 }
@@ -69,8 +66,8 @@ var (
 type Reconciler struct {
 	config   Config
 	guard    *withdrawal.Guard[reconcile.Key]
-	enqueue  func(reconcile.Key) // set by Run before the guard runs
-	seen     sync.Map            // offered: policies that the guard knows
+	enqueue  atomic.Pointer[func(reconcile.Key)] // set by Run
+	seen     sync.Map                            // offered: policies that the guard knows
 	endings  reconcile.Endings
 	removals *removals
 
@@ -78,6 +75,10 @@ type Reconciler struct {
 	// placed are the federated policies that were ever seen, by namespace. A member that gets a new namespace gets the
 	// policies of it.
 	placed map[string]map[reconcile.Key]bool
+	// peers are the federated Services that each federated policy names as peers.
+	peers map[reconcile.Key][]clusterset.ServiceName
+
+	faults sync.Map // policyIn to a string: why peers are not admitted
 }
 
 // Name is part of reconcile.Reconciler.
@@ -128,7 +129,8 @@ func trimPolicy(o any) (any, error) {
 	if !ok {
 		return o, nil
 	}
-	if _, isCopy := copyOf(u); !isCopy && !federated(u) {
+	_, isCopy := copyOf(u)
+	if _, admits := admittedFor(u); !isCopy && !admits && !federated(u) {
 		for field := range u.Object {
 			if field != "apiVersion" && field != "kind" && field != "metadata" {
 				delete(u.Object, field)
@@ -162,10 +164,25 @@ func trimFederatedService(obj any) (any, error) {
 	}}, nil
 }
 
-// keysOfPolicy returns the key of a policy, and records the namespaces of federated ones.
+// requeue has keys reconciled again. Before Run, every key is about to be reconciled anyway.
+func (r *Reconciler) requeue(keys ...reconcile.Key) {
+	enqueue := r.enqueue.Load()
+	if enqueue == nil {
+		return
+	}
+	for _, key := range keys {
+		(*enqueue)(key)
+	}
+}
+
+// keysOfPolicy returns the key of a policy, and records the namespaces of federated ones. What leaders wrote for its peers has its key.
 func (r *Reconciler) keysOfPolicy(kind federationv1alpha1.PolicyKind) func(reconcile.Member, client.Object) []reconcile.Key {
 	return func(_ reconcile.Member, o client.Object) []reconcile.Key {
 		key := keyOf(kind, o.GetNamespace(), o.GetName())
+		if of, ok := admittedFor(o); ok {
+			key.Name = of
+			return []reconcile.Key{key}
+		}
 		if key.Namespace != "" && federated(o) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -225,6 +242,11 @@ func (*Reconciler) list(ctx context.Context, from client.Reader, kind federation
 
 // Reconcile is part of reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
+	return errors.Join(r.replicate(ctx, key, into, all), r.admitServices(ctx, key, into))
+}
+
+// replicate brings the policy in one member in line with all members.
+func (r *Reconciler) replicate(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
 	seen := make([]observed, len(all))
 	here := -1
 	for i, m := range all {

@@ -20,7 +20,7 @@ type offered struct {
 
 // Run decides on origins that vanished, until ctx ends.
 func (r *Reconciler) Run(ctx context.Context, enqueue func(reconcile.Key)) error {
-	r.enqueue = enqueue
+	r.enqueue.Store(&enqueue)
 	var running errgroup.Group
 	running.Go(func() error { return r.guard.Run(ctx) })
 	running.Go(func() error { return r.removals.guard.Run(ctx) })

@@ -120,6 +120,8 @@ type Writer interface {
 	Member
 	// Epoch counts how often the member's leader has changed.
 	Epoch() int64
+	// Live returns a reader that asks the member's API server, for what no Watch keeps.
+	Live() client.Reader
 	// Create creates obj. The error is AlreadyExists when any object has the name, also one that is not the federation's.
 	Create(ctx context.Context, obj client.Object) error
 	// Apply creates or changes an object that belongs to the federation as a whole, by server-side apply. It removes the

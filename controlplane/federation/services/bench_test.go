@@ -73,6 +73,9 @@ func simulate(tb testing.TB, p *services.Reconciler, id clusterset.ClusterID) *s
 	return m
 }
 
+// Live returns the cache: it has everything.
+func (m *simulated) Live() client.Reader { return m }
+
 // put stores an object as an API server would.
 func (m *simulated) put(o client.Object) error {
 	m.writes++

@@ -52,6 +52,8 @@ type Config struct {
 	Namespace string
 	// Probe tells whether any of a few endpoints of a cluster answers. Nil tries TCP handshakes.
 	Probe Probe
+	// Changed, if not nil, is called after endpoints or ports of a federated Service changed in a member that this process leads.
+	Changed func(clusterset.ServiceName)
 	// Guard configures the withdrawal guard. Its callbacks are not used.
 	Guard withdrawal.Config[clusterset.ServiceName]
 	Log   *slog.Logger
@@ -69,6 +71,7 @@ type Reconciler struct {
 	grants   grants.Rules
 	isthmus  string // the namespace of Isthmus in every member
 	probe    Probe
+	changed  func(clusterset.ServiceName) // may be nil
 	// reached has the ids of clusters whose endpoints a probe has reached once. A probe that never reaches a cluster, such as behind a
 	// NetworkPolicy or in a network that does not route between clusters, proves nothing when it does not reach it either.
 	reached  sync.Map
@@ -93,7 +96,7 @@ var (
 // New returns a Reconciler. The error joins all faults and names the fields.
 func New(cfg Config) (*Reconciler, error) {
 	var errs []error
-	p := &Reconciler{system: cfg.Federation.SystemNamespace, log: cfg.Log, isthmus: cfg.Namespace, probe: cfg.Probe}
+	p := &Reconciler{system: cfg.Federation.SystemNamespace, log: cfg.Log, isthmus: cfg.Namespace, probe: cfg.Probe, changed: cfg.Changed}
 	if p.probe == nil {
 		p.probe = handshakes
 	}

@@ -126,7 +126,7 @@ func (r *Reconciler) wantSlices(s *snapshot, fed offers.Federated, svc *corev1.S
 // applySlices makes want the slices of a federated Service. It writes new slices before it deletes old ones, and keeps those
 // that stays reports.
 func (r *Reconciler) applySlices(ctx context.Context, into reconcile.Writer, s *snapshot, want iter.Seq[*discoveryv1.EndpointSlice], stays func(*discoveryv1.EndpointSlice) bool) error {
-	_, err := slicesync.Sync[*discoveryv1.EndpointSlice]{
+	wrote, err := slicesync.Sync[*discoveryv1.EndpointSlice]{
 		Existing: s.slices, Wanted: want,
 		Name:     func(es *discoveryv1.EndpointSlice) string { return es.Name },
 		UpToDate: func(have, want *discoveryv1.EndpointSlice) bool { return have.GenerateName == digest(want) },
@@ -136,7 +136,17 @@ func (r *Reconciler) applySlices(ctx context.Context, into reconcile.Writer, s *
 		Update: func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return into.Apply(ctx, es) },
 		Delete: func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return into.Delete(ctx, es) },
 	}.Run(ctx)
+	if wrote {
+		r.noteChanged(s.name)
+	}
 	return err
+}
+
+// noteChanged says that endpoints or ports of a federated Service changed.
+func (r *Reconciler) noteChanged(name clusterset.ServiceName) {
+	if r.changed != nil {
+		r.changed(name)
+	}
 }
 
 // removeSlices deletes all slices of a federated Service.

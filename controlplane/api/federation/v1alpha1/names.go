@@ -63,6 +63,10 @@ const (
 	AnnotationServiceAntreaTanzu = "svc.federated.antreaplus.vmware-tanzu.com"
 	AnnotationServiceAntrea      = "svc.federated.antreaplus.vmware.com"
 
+	// LabelPeerService names a federated Service in a peer of a NetworkPolicy, as the only label that the peer selects pods by. No pod
+	// has it; leaders admit the endpoints of the Service.
+	LabelPeerService = "federation.isthmus.dev/service"
+
 	// AnnotationServiceStatus describes to its owner the state of a member Service. Leaders write it.
 	AnnotationServiceStatus = "federation.isthmus.dev/service-status"
 	// AnnotationPolicyStatus describes the state of a replicated policy. Leaders write it.

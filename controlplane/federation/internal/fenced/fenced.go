@@ -51,6 +51,8 @@ func New(m reconcile.Member, term Term, c client.Client, recorder events.EventRe
 
 func (w *writer) Epoch() int64 { return w.term.Epoch }
 
+func (w *writer) Live() client.Reader { return w.client }
+
 // check returns why no write may be sent now.
 func (w *writer) check() error {
 	if w.term.Held != nil && !w.term.Held() {
