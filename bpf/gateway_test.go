@@ -122,7 +122,9 @@ func TestGatewayTriesATakenPort(t *testing.T) {
 			p := newGateway(t)
 			p.balance(1, tcp, s.vip, s.backend, s.vip.Addr())
 			opening, answer, in, back := s.tcp(syn), s.tcpBack(syn|ack), s.tcp(ack), s.tcpBack(ack)
-			from := func(client netip.Addr, port uint16) []byte { return opening.from(netip.AddrPortFrom(client, port)).bytes() }
+			from := func(client netip.Addr, port uint16) []byte {
+				return opening.from(netip.AddrPortFrom(client, port)).bytes()
+			}
 			p.run(bpf.ProgGateway, from(s.router, s.client.Port())) // a client with the same port, which therefore is no longer free
 			p.run(bpf.ProgGateway, opening.bytes())
 			moved := p.entry(bpf.ConnKey{Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(), Server: bpf.Addr16(s.vip.Addr()), ServerPort: s.vip.Port(), Proto: tcp})

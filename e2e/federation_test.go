@@ -75,6 +75,12 @@ func TestFederation(t *testing.T) {
 		t.Run("from a machine", func(t *testing.T) { machinesReach(t, outside) })
 		conformance.Holds(t, "F13")
 	}
+	t.Run("policies hold", func(t *testing.T) {
+		if kubeRouter(t) {
+			policiesHold(t)
+			conformance.Holds(t, "F28")
+		}
+	})
 	take := policyTravels(t)
 	t.Run("a leader dies", leaderDies)
 	take()
