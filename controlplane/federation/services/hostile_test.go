@@ -22,6 +22,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/hostile"
 )
@@ -35,6 +36,7 @@ const (
 type fuzz struct {
 	*testbed
 
+	closed bool // grants let a and b federate Services, and c none
 	round int
 	vips  map[string][]string // of the bystanders
 	scene hostile.Scene
@@ -50,14 +52,20 @@ var fuzzRange = netip.MustParsePrefix("243.0.0.0/24")
 // The test is the counterpart of e2e/bystanders for a federation. It stands here because the engine of a federation, with its
 // elections, would take that test well beyond its time, and because this package alone decides what other clusters are told of a
 // child's objects. [seedVariable] draws other objects than those of seed 1.
-func TestHostileChild(t *testing.T) {
-	f := newFuzz(t)
+func TestHostileChild(t *testing.T) { fuzzChild(t, newFuzz(t, false), 60) }
+
+// Where no grant names the child, it has no part in any federated Service either, nor one of its own.
+func TestHostileChildWithoutGrants(t *testing.T) { fuzzChild(t, newFuzz(t, true), 60) }
+
+// fuzzChild tries known attacks and a number of drawn objects.
+func fuzzChild(t *testing.T, f *fuzz, total int) {
+	t.Helper()
 	attacks, err := hostile.Objects("c", "known attacks", f.attacks()...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.try(attacks, nil)
-	seed, total := uint64(1), 60
+	seed := uint64(1)
 	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
 		seed, total = rand.Uint64N(1_000_000), 1000
 	}
@@ -85,9 +93,13 @@ func TestHostileChild(t *testing.T) {
 	t.Logf("%d objects, %d refused by the API server", applied, refused)
 }
 
-func newFuzz(t *testing.T) *fuzz {
+func newFuzz(t *testing.T, closed bool) *fuzz {
 	t.Helper()
-	f := &fuzz{testbed: newTestbed(t, withRange(fuzzRange.String())), vips: map[string][]string{}}
+	spec := withRange(fuzzRange.String())
+	if all := []v1alpha1.Pattern{"*"}; closed {
+		spec.Grants = []v1alpha1.Grant{{Members: []string{"a", "b"}, Namespaces: all, GlobalServices: all, Services: all}}
+	}
+	f := &fuzz{testbed: newTestbed(t, spec), closed: closed, vips: map[string][]string{}}
 	f.scene = hostile.Scene{
 		Tenants: []hostile.Place{{Cluster: "c", Namespace: f.namespace}}, System: system, Member: "c", Others: []string{"a", "b"}, Namespace: f.namespace,
 		Pods: map[string][]netip.Prefix{"c": {netip.MustParsePrefix("10.3.0.0/16")}}, Block: fuzzRange, MaxPorts: 100,
@@ -130,7 +142,7 @@ func (f *fuzz) attacks() (all []client.Object) {
 
 // A child claims ClusterSetIPs of others by a Node: they stay, and it alone does not get them. Services name its Node.
 func TestHostileNode(t *testing.T) {
-	f := newFuzz(t)
+	f := newFuzz(t, false)
 	vip := f.vips["bystander-0"][0]
 	for name, node := range map[string]corev1.Node{
 		"a pod's":        {Spec: corev1.NodeSpec{PodCIDR: vip + "/32", PodCIDRs: []string{vip + "/32"}}},
@@ -289,6 +301,9 @@ func (f *fuzz) harm() error {
 		if err := f.Member(id).Client().List(f.t.Context(), &list); err != nil {
 			f.t.Fatal(err)
 		}
+		if f.closed {
+			errs = append(errs, f.strangers(id))
+		}
 		owners := map[string]string{}
 		for _, si := range list.Items {
 			for _, ip := range si.Spec.IPs {
@@ -305,7 +320,23 @@ func (f *fuzz) harm() error {
 	return errors.Join(errs...)
 }
 
-// harmOf returns what is wrong with a bystander in a cluster. A child may add endpoints of its own.
+// strangers returns an error if a cluster has federated Services beside the bystanders.
+func (f *fuzz) strangers(id clusterset.ClusterID) error {
+	f.t.Helper()
+	var all corev1.ServiceList
+	if err := f.Member(id).Client().List(f.t.Context(), &all, client.MatchingLabels{"app.kubernetes.io/managed-by": v1alpha1.ManagedBy}); err != nil {
+		f.t.Fatal(err)
+	}
+	var errs []error
+	for _, svc := range all.Items {
+		if svc.Namespace != system || !slices.Contains(f.scene.Services, svc.Name) {
+			errs = append(errs, fmt.Errorf("cluster %s has the federated Service %s/%s", id, svc.Namespace, svc.Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// harmOf returns what is wrong with a bystander in a cluster. A child may add endpoints of its own, if grants let it.
 func (f *fuzz) harmOf(id clusterset.ClusterID, i int, name string) error {
 	var errs []error
 	if have := f.vip(id, name); !slices.Equal(have, f.vips[name]) {
@@ -315,7 +346,7 @@ func (f *fuzz) harmOf(id clusterset.ClusterID, i int, name string) error {
 	if len(svc.Spec.Ports) == 0 || svc.Spec.Ports[0].Port != 80 || len(svc.Spec.ExternalIPs) > 0 || svc.Spec.Type != corev1.ServiceTypeClusterIP {
 		errs = append(errs, fmt.Errorf("in cluster %s, Service %s has %+v", id, name, svc.Spec))
 	}
-	have := slices.DeleteFunc(f.slices(id, system, name), func(line string) bool { return strings.HasPrefix(line, "c:") })
+	have := slices.DeleteFunc(f.slices(id, system, name), func(line string) bool { return !f.closed && strings.HasPrefix(line, "c:") })
 	want := []string{fmt.Sprintf("a: %s:8080", f.endpoint("a", i)), fmt.Sprintf("b: %s:8080", f.endpoint("b", i))}
 	if f.round > 0 && !slices.Equal(have, want) {
 		errs = append(errs, fmt.Errorf("in cluster %s, %s has endpoints %q, want %q", id, name, have, want))
