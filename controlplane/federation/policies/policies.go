@@ -99,7 +99,7 @@ func (r *Reconciler) Watches() []reconcile.Watch {
 		{Kind: objectcache.Kind{Source: objectcache.Source{
 			Object: &corev1.ConfigMap{}, Namespace: r.config.Namespace,
 			Selector: reports,
-		}}, Keys: keyOfReport},
+		}}, Keys: r.keyOfReport},
 	}
 	for _, kind := range r.config.Kinds {
 		watches = append(watches, reconcile.Watch{

@@ -3,6 +3,7 @@ package policies
 import (
 	"context"
 	"errors"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,13 +41,17 @@ func readRefusal(c *corev1.ConfigMap) *refusal {
 	return &refusal{content: c.Data["content"], message: c.Data["message"], stored: c}
 }
 
-// keyOfReport returns the key of the policy that a report is about.
-func keyOfReport(_ reconcile.Member, o client.Object) []reconcile.Key {
+// keyOfReport returns the key of the policy that a report is about. An administrator of the member may have written anything there.
+func (r *Reconciler) keyOfReport(_ reconcile.Member, o client.Object) []reconcile.Key {
 	c, ok := o.(*corev1.ConfigMap)
-	if !ok || c.Data["kind"] == "" {
+	if !ok {
 		return nil
 	}
-	return []reconcile.Key{{Kind: c.Data["kind"], Namespace: c.Data["namespace"], Name: c.Data["name"]}}
+	key := reconcile.Key{Kind: c.Data["kind"], Namespace: c.Data["namespace"], Name: c.Data["name"]}
+	if !slices.ContainsFunc(r.config.Kinds, func(k federationv1alpha1.PolicyKind) bool { return keyOf(k, key.Namespace, key.Name) == key }) {
+		return nil
+	}
+	return []reconcile.Key{key}
 }
 
 // refused records in the member that its API server refused want, if that is new.
