@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ const onNodes = `
 gateway:
   enabled: true
   cluster: nodes
+  minReadySeconds: READY
 gatewayController:
   enabled: true
   settings:
@@ -84,7 +86,11 @@ func gatewaysOnNodes(t *testing.T, nodes ...string) {
 	if _, err := bed.Kubectl(ctx, "a", of("label", "node", "isthmus.dev/gateway=", "--overwrite")...); err != nil {
 		t.Fatal(err)
 	}
-	if err := bed.SetValues(ctx, "a", onNodes); err != nil {
+	ready := "5" // longer than a backup of VRRP waits for its master; the default also suits routers with BFD
+	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
+		ready = "15"
+	}
+	if err := bed.SetValues(ctx, "a", strings.ReplaceAll(onNodes, "READY", ready)); err != nil {
 		t.Fatal(err)
 	}
 	peer := "10.200.0.239" // unused
