@@ -239,6 +239,11 @@ func form(cmd *cobra.Command, c *clusters, f formation) error {
 			return err
 		}
 	}
+	for _, l := range formed.LeftOut {
+		if _, err := fmt.Fprintf(out, "  left out:  Service %s of %s: %v\n", l.Service, l.Member, l.Why); err != nil {
+			return err
+		}
+	}
 	_, err = fmt.Fprintf(out, "next: run isthmus-controller --federation in the supervisors, and see %s federation status --context %s\n", cmd.Root().DisplayName(), first)
 	return err
 }

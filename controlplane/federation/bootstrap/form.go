@@ -19,6 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
@@ -39,6 +40,14 @@ type Formation struct {
 type Formed struct {
 	ClusterSet string
 	Members    []Member
+	LeftOut    []LeftOut
+}
+
+// LeftOut is a Service of a cluster that asks to join a federated one and cannot.
+type LeftOut struct {
+	Member  clusterset.ClusterID
+	Service clusterset.ServiceName
+	Why     error
 }
 
 // Member is one cluster of a federation.
@@ -97,7 +106,28 @@ func Form(ctx context.Context, f Formation) (Formed, error) {
 			return Formed{}, found.wrap(err)
 		}
 	}
-	return formed, nil
+	formed.LeftOut, err = s.leftOut(ctx)
+	return formed, err
+}
+
+// leftOut returns the Services of the given clusters that ask to join a federated one and cannot, sorted.
+func (s *survey) leftOut(ctx context.Context) (all []LeftOut, err error) {
+	for _, found := range s.clusters {
+		list := &corev1.ServiceList{}
+		if err := found.Client.List(ctx, list); err != nil {
+			return nil, found.wrap(fmt.Errorf("list Services: %w", err))
+		}
+		for i := range list.Items {
+			svc := &list.Items[i]
+			if _, ok := services.Joins(svc, s.systemNamespace()); !ok {
+				continue
+			}
+			if err := services.Fault(svc, s.members[found.ID]); err != nil {
+				all = append(all, LeftOut{found.ID, clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}, err})
+			}
+		}
+	}
+	return all, nil
 }
 
 // plan computes the federation and the member list of its supervisors.

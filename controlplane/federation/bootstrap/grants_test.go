@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -36,11 +37,17 @@ func TestProposedGrants(t *testing.T) {
 	put(t, a, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "deny", Annotations: map[string]string{federationv1alpha1.AnnotationPolicy: "true"}}})
 	put(t, a, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "local"}})
 
+	balanced := service("balanced", nil, map[string]string{federationv1alpha1.AnnotationService: "balanced"})
+	balanced.Spec.ExternalIPs = []string{"203.0.113.9"}
+	put(t, c, balanced)
+
 	var proposed []federationv1alpha1.Grant
 	no := errors.New("no")
 	answer := no
+	var formed Formed
 	form := func(clusters ...Cluster) error {
-		_, err := Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: clusters, Grants: func(grants []federationv1alpha1.Grant) error {
+		var err error
+		formed, err = Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: clusters, Grants: func(grants []federationv1alpha1.Grant) error {
 			proposed = grants
 			return answer
 		}})
@@ -54,7 +61,7 @@ func TestProposedGrants(t *testing.T) {
 	}
 	type patterns = []federationv1alpha1.Pattern
 	want := []federationv1alpha1.Grant{
-		{Members: []string{"c"}, Namespaces: patterns{"default"}, GlobalServices: patterns{"db"}},
+		{Members: []string{"c"}, Namespaces: patterns{"default"}, GlobalServices: patterns{"db"}, Services: patterns{"balanced"}},
 		{Members: []string{"a"}, Namespaces: patterns{"shop"}, GlobalServices: patterns{"cart"}, Services: patterns{"own"}, Policies: patterns{"deny"}},
 		{Members: []string{"c"}, Namespaces: patterns{"shop"}, GlobalServices: patterns{"cart"}, Services: patterns{"own"}},
 	}
@@ -64,6 +71,13 @@ func TestProposedGrants(t *testing.T) {
 	answer = nil
 	if err := form(a, c); err != nil {
 		t.Fatal(err)
+	}
+	if left := formed.LeftOut; len(left) != 1 || left[0].Member != "c" || left[0].Service.Name != "balanced" || !strings.Contains(left[0].Why.Error(), "spec.externalIPs: 203.0.113.9: not in an external network of cluster c") {
+		t.Errorf("left out: %v", left)
+	}
+	c.ExternalCIDRs = []string{"203.0.113.0/24"}
+	if err := form(a, c); err != nil || len(formed.LeftOut) > 0 {
+		t.Errorf("left out with the network of c: %v, %v", formed.LeftOut, err)
 	}
 	t.Cleanup(func() {
 		for _, id := range []string{"c", "b", "a"} {

@@ -179,6 +179,18 @@ func Joins(svc *corev1.Service, system string) (clusterset.ServiceName, bool) {
 	return name, ok
 }
 
+// Fault returns why a Service of a member that asks to join a federated one cannot, whatever its endpoints are, such as an external IP outside
+// of the member's externalCIDRs. It does not look at grants.
+func Fault(svc *corev1.Service, member v1alpha1.MemberCluster) error {
+	networks, err := externalNetworks([]v1alpha1.MemberCluster{member})
+	if err != nil {
+		return err
+	}
+	id := clusterset.ClusterID(member.ClusterID)
+	_, err = offers.New(offers.Source{Cluster: id, Service: svc, External: networks[id]})
+	return err
+}
+
 // Name is part of reconcile.Reconciler.
 func (r *Reconciler) Name() string { return "services" }
 
