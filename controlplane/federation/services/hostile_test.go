@@ -37,10 +37,10 @@ type fuzz struct {
 	*testbed
 
 	closed bool // grants let a and b federate Services, and c none
-	round int
-	vips  map[string][]string // of the bystanders
-	scene hostile.Scene
-	count int // of all objects, without hostile ones
+	round  int
+	vips   map[string][]string // of the bystanders
+	scene  hostile.Scene
+	count  int // of all objects, without hostile ones
 }
 
 var fuzzRange = netip.MustParsePrefix("243.0.0.0/24")
