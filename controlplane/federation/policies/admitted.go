@@ -24,6 +24,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 const (
@@ -100,7 +101,11 @@ func (r *Reconciler) admitServices(ctx context.Context, key reconcile.Key, into 
 	}
 	policy, have := empty(key), empty(key)
 	err := client.IgnoreNotFound(into.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, policy))
-	if err = errors.Join(err, client.IgnoreNotFound(into.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: name}, have))); err != nil {
+	err = errors.Join(err, client.IgnoreNotFound(into.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: name}, have)))
+	if errors.Is(err, objectcache.ErrNotSynced) || errors.Is(err, objectcache.ErrKindMissing) {
+		return nil // as replicate: leaders may lack the right to policies there
+	}
+	if err != nil {
 		return err
 	}
 	want, faults, err := r.admitted(ctx, key, into, policy)
@@ -108,11 +113,14 @@ func (r *Reconciler) admitServices(ctx context.Context, key reconcile.Key, into 
 		return fmt.Errorf("admit the peers of %s: %w", describe(key), err)
 	}
 	_, made := admittedFor(have)
-	switch {
-	case want == nil && made:
-		return into.Delete(ctx, have)
-	case want == nil:
+	if want == nil {
+		r.faults.Delete(policyIn{into.ID(), key})
+		if made {
+			return into.Delete(ctx, have)
+		}
 		return nil
+	}
+	switch {
 	case have.GetUID() == "":
 		err = into.Create(ctx, want)
 	case !made:

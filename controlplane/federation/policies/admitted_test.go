@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"slices"
@@ -10,12 +11,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile/reconciletest"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 // cartPolicy admits clients of Service web to pods of its namespace, and lets these connect to cart and to a Service that is not there.
@@ -162,6 +165,24 @@ func TestServicesAsPeers(t *testing.T) {
 	check("after an edit", want)
 	change(t, a, origin, func(o *unstructured.Unstructured) { o.SetAnnotations(nil) })
 	check("when it is no longer federated", nil)
+	if len(p.peers) > 0 {
+		t.Errorf("Services of %v are remembered", p.peers)
+	}
+}
+
+// unread is a member in which leaders lack the right to policies.
+type unread struct{ reconcile.Writer }
+
+func (unread) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return objectcache.ErrNotSynced
+}
+
+// Where leaders may not read policies, nothing fails.
+func TestPeersOfUnreadPolicies(t *testing.T) {
+	_, r, _ := guarded(t, time.Millisecond)
+	if err := r.admitServices(t.Context(), reconcile.Key{Kind: networkPolicy, Namespace: "demo", Name: "allow"}, unread{}); err != nil {
+		t.Error(err)
+	}
 }
 
 // A policy without endpoints to admit has none beside it, and one whose name is taken says so.

@@ -281,13 +281,14 @@ func (r *Reconciler) replicate(ctx context.Context, key reconcile.Key, into reco
 	return r.enforce(ctx, key, into, &seen[here], seen)
 }
 
-// forget removes a policy that no cluster asks to replicate from the policies of its namespace.
+// forget removes a policy that no cluster asks to replicate from the policies of its namespace and of Services.
 func (r *Reconciler) forget(key reconcile.Key, seen []observed) {
 	if key.Namespace == "" || origin(seen) != nil || slices.ContainsFunc(seen, func(h observed) bool { return !h.read }) {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	delete(r.peers, key)
 	delete(r.placed[key.Namespace], key)
 	if len(r.placed[key.Namespace]) == 0 {
 		delete(r.placed, key.Namespace)
