@@ -35,6 +35,23 @@ type limitedWriter struct {
 	limiter syncLimiter
 }
 
+// Live returns a reader each of whose calls frees the slot, as writes do.
+func (w limitedWriter) Live() client.Reader { return limitedReader{w.Writer.Live(), w.limiter} }
+
+type limitedReader struct {
+	client.Reader
+
+	limiter syncLimiter
+}
+
+func (r limitedReader) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	return r.limiter.without(func() error { return r.Reader.Get(ctx, key, obj, opts...) })
+}
+
+func (r limitedReader) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	return r.limiter.without(func() error { return r.Reader.List(ctx, list, opts...) })
+}
+
 func (w limitedWriter) Create(ctx context.Context, obj client.Object) error {
 	return w.limiter.without(func() error { return w.Writer.Create(ctx, obj) })
 }

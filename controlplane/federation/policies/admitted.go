@@ -73,22 +73,22 @@ func namedService(namespace string, peer *networkingv1.NetworkPolicyPeer) (name 
 // ServiceChanged has the policies that name a federated Service as a peer reconciled again. Any goroutine may call it.
 func (r *Reconciler) ServiceChanged(name clusterset.ServiceName) {
 	r.mu.Lock()
-	var keys []reconcile.Key
-	for key, named := range r.peers {
+	keys := map[reconcile.Key]bool{}
+	for at, named := range r.peers {
 		if slices.Contains(named, name) {
-			keys = append(keys, key)
+			keys[at.key] = true
 		}
 	}
 	r.mu.Unlock()
-	r.requeue(keys...)
+	r.requeue(slices.Collect(maps.Keys(keys))...)
 }
 
-// notePeers records the Services that a policy names. A policy that names none, or is gone from one member, may name some in another.
-func (r *Reconciler) notePeers(key reconcile.Key, named []clusterset.ServiceName) {
+// notePeers records the Services that a policy names in a member.
+func (r *Reconciler) notePeers(at policyIn, named []clusterset.ServiceName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(named) > 0 {
-		r.peers[key] = named
+	if delete(r.peers, at); len(named) > 0 {
+		r.peers[at] = named
 	}
 }
 
@@ -129,11 +129,16 @@ func (r *Reconciler) admitServices(ctx context.Context, key reconcile.Key, into 
 		want.SetResourceVersion(have.GetResourceVersion())
 		err = into.Replace(ctx, want)
 	}
-	if err != nil && !terminating(err) {
-		return err
+	if refuses(err) {
+		faults = fmt.Sprintf("the API server refuses NetworkPolicy %s, by which leaders admit the Services that this policy names: %v", name, err)
 	}
-	r.tellFaults(key, into, policy, faults)
-	return nil
+	if err == nil || refuses(err) {
+		r.tellFaults(key, into, policy, faults)
+	}
+	if terminating(err) {
+		return nil
+	}
+	return err
 }
 
 // policyIn is a policy in a member.
@@ -167,6 +172,7 @@ func (r *Reconciler) admits(member clusterset.ClusterID, policy *unstructured.Un
 // none.
 func (r *Reconciler) admitted(ctx context.Context, key reconcile.Key, into reconcile.Writer, policy *unstructured.Unstructured) (want *unstructured.Unstructured, faults string, err error) {
 	if !r.admits(into.ID(), policy) {
+		r.notePeers(policyIn{into.ID(), key}, nil)
 		return nil, "", nil
 	}
 	var users networkingv1.NetworkPolicy
@@ -178,7 +184,7 @@ func (r *Reconciler) admitted(ctx context.Context, key reconcile.Key, into recon
 	if err != nil {
 		return nil, "", err
 	}
-	r.notePeers(key, slices.Collect(maps.Keys(peers.read)))
+	r.notePeers(policyIn{into.ID(), key}, slices.Collect(maps.Keys(peers.read)))
 	if len(spec.PolicyTypes) == 0 {
 		return nil, "", nil
 	}
@@ -216,7 +222,7 @@ type peerService struct {
 func (s *servicePeers) admit(ctx context.Context, users *networkingv1.NetworkPolicySpec) (*networkingv1.NetworkPolicySpec, error) {
 	spec := &networkingv1.NetworkPolicySpec{PodSelector: users.PodSelector}
 	left := maxAdmitted
-	for _, rule := range users.Ingress {
+	for _, rule := range inForce(users, networkingv1.PolicyTypeIngress, users.Ingress) {
 		named, err := s.named(ctx, rule.From)
 		if err != nil {
 			return nil, err
@@ -230,7 +236,7 @@ func (s *servicePeers) admit(ctx context.Context, users *networkingv1.NetworkPol
 		}
 	}
 	left = maxAdmitted
-	for _, rule := range users.Egress {
+	for _, rule := range inForce(users, networkingv1.PolicyTypeEgress, users.Egress) {
 		named, err := s.named(ctx, rule.To)
 		if err != nil {
 			return nil, err
@@ -246,6 +252,15 @@ func (s *servicePeers) admit(ctx context.Context, users *networkingv1.NetworkPol
 		spec.PolicyTypes = append(spec.PolicyTypes, networkingv1.PolicyTypeEgress)
 	}
 	return spec, nil
+}
+
+// inForce returns the rules of a direction, none if the policy has not its type: they are ignored then, and one with the type would isolate
+// pods that the policy does not.
+func inForce[R any](policy *networkingv1.NetworkPolicySpec, direction networkingv1.PolicyType, rules []R) []R {
+	if !slices.Contains(policy.PolicyTypes, direction) {
+		return nil
+	}
+	return rules
 }
 
 // named returns the federated Services among the peers of a rule. One that does not exist has nothing to admit.

@@ -170,6 +170,42 @@ func TestServicesAsPeers(t *testing.T) {
 	}
 }
 
+// Rules of a direction that the policy's policyTypes do not have are ignored, and so are their peers.
+func TestPeersOfIgnoredRules(t *testing.T) {
+	f := federation(t)
+	a := f.Member("a")
+	shop := "shop-" + strings.ToLower(rand.Text())
+	namespace(t, a, shop)
+	federatedService(t, a, shop, "web", "8080,9100,5353 10.1.0.1")
+	origin := put(t, a, strings.NewReplacer("NAMESPACE", shop, "[Ingress, Egress]", "[Ingress]").Replace(cartPolicy))
+	for range 2 {
+		settle(t, f)
+	}
+	if diff := cmp.Diff([]string{"in 10.1.0.1/32 9090/TCP"}, admits(t, a, origin)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// An event says once that the API server refuses what leaders write.
+func TestPeersRefused(t *testing.T) {
+	f := federation(t)
+	a := f.Member("a")
+	shop := "shop-" + strings.ToLower(rand.Text())
+	namespace(t, a, shop)
+	put(t, a, strings.ReplaceAll(cartPolicy, "NAMESPACE", shop))
+	settle(t, f)
+	refusing(t, a).Close()
+	federatedService(t, a, shop, "web", "8080,9100,5353 10.1.0.1")
+	a.Events()
+	for range 2 {
+		settle(t, f)
+	}
+	told := slices.DeleteFunc(a.Events(), func(e string) bool { return !strings.Contains(e, "PeersNotAdmitted") })
+	if len(told) != 1 || !strings.Contains(told[0], "the API server refuses NetworkPolicy shop.services") {
+		t.Errorf("events: %q", told)
+	}
+}
+
 // unread is a member in which leaders lack the right to policies.
 type unread struct{ reconcile.Writer }
 

@@ -49,7 +49,7 @@ func (c Config) Travels(o *unstructured.Unstructured) bool {
 
 // New returns a Reconciler that replicates policies. Services of package services call its ServiceChanged.
 func New(c Config) *Reconciler {
-	p := &Reconciler{config: c, placed: map[string]map[reconcile.Key]bool{}, peers: map[reconcile.Key][]clusterset.ServiceName{}}
+	p := &Reconciler{config: c, placed: map[string]map[reconcile.Key]bool{}, peers: map[policyIn][]clusterset.ServiceName{}}
 	p.removals = newRemovals(c.Guard.Times, func(key reconcile.Key) { p.requeue(key) })
 	c.Guard.Changed = func(_ clusterset.ClusterID, keys []reconcile.Key) { p.requeue(keys...) }
 	p.guard = withdrawal.New(c.Guard)
@@ -75,8 +75,8 @@ type Reconciler struct {
 	// placed are the federated policies that were ever seen, by namespace. A member that gets a new namespace gets the
 	// policies of it.
 	placed map[string]map[reconcile.Key]bool
-	// peers are the federated Services that each federated policy names as peers.
-	peers map[reconcile.Key][]clusterset.ServiceName
+	// peers are the federated Services that each federated policy names as peers, in the members that this process leads.
+	peers map[policyIn][]clusterset.ServiceName
 
 	faults sync.Map // policyIn to a string: why peers are not admitted
 }
@@ -281,14 +281,13 @@ func (r *Reconciler) replicate(ctx context.Context, key reconcile.Key, into reco
 	return r.enforce(ctx, key, into, &seen[here], seen)
 }
 
-// forget removes a policy that no cluster asks to replicate from the policies of its namespace and of Services.
+// forget removes a policy that no cluster asks to replicate from the policies of its namespace.
 func (r *Reconciler) forget(key reconcile.Key, seen []observed) {
 	if key.Namespace == "" || origin(seen) != nil || slices.ContainsFunc(seen, func(h observed) bool { return !h.read }) {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.peers, key)
 	delete(r.placed[key.Namespace], key)
 	if len(r.placed[key.Namespace]) == 0 {
 		delete(r.placed, key.Namespace)
@@ -363,7 +362,7 @@ func (r *Reconciler) enforce(ctx context.Context, key reconcile.Key, into reconc
 	switch s.verb {
 	case leave:
 	case remove:
-		r.removals.own(into.ID(), key)
+		r.removals.own(into.ID(), key, here.object.GetUID())
 		return errors.Join(into.Delete(ctx, here.object), r.allowed(ctx, into, here))
 	case create:
 		o := s.want.DeepCopy()

@@ -33,7 +33,7 @@ type removals struct {
 
 	mu      sync.Mutex
 	deleted map[offered]deletion
-	ours    map[offered]bool // copies that this process deletes
+	ours    map[offered]types.UID // copies that this process deletes
 	terms   map[clusterset.ClusterID]term
 }
 
@@ -50,7 +50,7 @@ type term struct {
 }
 
 func newRemovals(times withdrawal.Times, enqueue func(reconcile.Key)) *removals {
-	r := &removals{enqueue: enqueue, deleted: map[offered]deletion{}, ours: map[offered]bool{}, terms: map[clusterset.ClusterID]term{}}
+	r := &removals{enqueue: enqueue, deleted: map[offered]deletion{}, ours: map[offered]types.UID{}, terms: map[clusterset.ClusterID]term{}}
 	r.guard = withdrawal.New(withdrawal.Config[reconcile.Key]{
 		Times: times,
 		Changed: func(_ clusterset.ClusterID, keys []reconcile.Key) {
@@ -77,8 +77,9 @@ func (r *removals) seen(kind federationv1alpha1.PolicyKind) func(reconcile.Membe
 		of := offered{from.ID(), key}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.ours[of] {
-			delete(r.ours, of)
+		uid, ours := r.ours[of]
+		delete(r.ours, of)
+		if ours && uid == o.GetUID() {
 			return
 		}
 		for other, d := range r.deleted {
@@ -93,11 +94,11 @@ func (r *removals) seen(kind federationv1alpha1.PolicyKind) func(reconcile.Membe
 }
 
 // own records that this process is about to delete a copy.
-func (r *removals) own(member clusterset.ClusterID, key reconcile.Key) {
+func (r *removals) own(member clusterset.ClusterID, key reconcile.Key, uid types.UID) {
 	r.guard.Withdrawn(member, key)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ours[offered{member, key}] = true
+	r.ours[offered{member, key}] = uid
 }
 
 // lost forgets the deletions in a member: they are so many that somebody lost the copies.
@@ -145,6 +146,12 @@ func (r *removals) done(member clusterset.ClusterID, key reconcile.Key) {
 	delete(r.deleted, offered{member, key})
 }
 
+// users records that a member has a user's object instead of a copy.
+func (r *removals) users(member clusterset.ClusterID, key reconcile.Key) {
+	r.guard.Withdrawn(member, key)
+	r.done(member, key)
+}
+
 // there records that a member has a copy.
 func (r *removals) there(member clusterset.ClusterID, key reconcile.Key) {
 	r.guard.Offered(member, key)
@@ -189,8 +196,15 @@ func (r *Reconciler) removeCopy(ctx context.Context, key reconcile.Key, into rec
 		}
 	}
 	if here.object != nil {
-		r.removals.there(into.ID(), key)
+		if _, ok := copyOf(here.object); ok {
+			r.removals.there(into.ID(), key)
+		} else {
+			r.removals.users(into.ID(), key)
+		}
 		return false, nil
+	}
+	if from == nil || !here.namespace || !here.served {
+		r.removals.done(into.ID(), key) // it was no copy of an origin that comes later, or went with its namespace or its kind
 	}
 	if verb != create || !r.removals.isDeleted(into, key, originMark(string(from.member), from.object)) {
 		return false, nil

@@ -112,8 +112,20 @@ func TestLostCopies(t *testing.T) {
 			t.Errorf("status: %s", have)
 		}
 	})
+	t.Run("by a leader, another one", func(t *testing.T) {
+		f, r, origin := replicated(t, time.Millisecond)
+		r.removals.own("b", keyOfObject(origin), "of an earlier copy")
+		settle(t, f)
+		deleted(t, f, "b", origin)
+		for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
+			gone(t, f, f.Member(id), origin)
+		}
+	})
 	t.Run("many", func(t *testing.T) {
 		f, _, _ := replicated(t, 500*time.Millisecond)
+		for i := range 20 { // which are none of the federation's
+			put(t, f.Member("b"), strings.NewReplacer("name: allow", fmt.Sprintf("name: local-%d", i), `annotations: {federated.anp.antreaplus.vmware.com: "true"}`, "").Replace(allow))
+		}
 		var all []*unstructured.Unstructured
 		for i := range 6 {
 			all = append(all, put(t, f.Member("a"), strings.Replace(allow, "name: allow", fmt.Sprintf("name: allow-%d", i), 1)))
@@ -134,9 +146,24 @@ func TestLostCopies(t *testing.T) {
 			t.Errorf("removals of %v are recorded", have)
 		}
 	})
+	t.Run("without an origin", func(t *testing.T) { // the next origin of that name is another one
+		f, _, origin := replicated(t, time.Millisecond)
+		if err := f.Member("a").Client().Delete(t.Context(), get(t, f.Member("a"), origin)); err != nil {
+			t.Fatal(err)
+		}
+		deleted(t, f, "b", origin)
+		settle(t, f)
+		next := put(t, f.Member("a"), allow)
+		for range 3 {
+			settle(t, f)
+		}
+		if have := states(t, f.Member("a"), next); have != "b applied, c applied" {
+			t.Errorf("status: %q", have)
+		}
+	})
 	t.Run("by a leader", func(t *testing.T) {
 		f, r, origin := replicated(t, time.Millisecond)
-		r.removals.own("b", keyOfObject(origin))
+		r.removals.own("b", keyOfObject(origin), get(t, f.Member("b"), origin).GetUID())
 		deleted(t, f, "b", origin)
 		settle(t, f)
 		if have := states(t, f.Member("a"), origin); have != "b applied, c applied" {
