@@ -3,7 +3,6 @@ package policies
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -24,7 +23,6 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
-	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 const (
@@ -94,21 +92,16 @@ func (r *Reconciler) notePeers(at policyIn, named []clusterset.ServiceName) {
 
 // admitServices writes the policy that admits the endpoints of the federated Services that the policy of a key names, which is an origin or
 // a copy. Without them there is none.
-func (r *Reconciler) admitServices(ctx context.Context, key reconcile.Key, into reconcile.Writer) error {
+func (r *Reconciler) admitServices(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *observed) error {
 	name := admittedName(key.Name)
-	if key.Kind != networkPolicy || name == "" {
+	if key.Kind != networkPolicy || name == "" || !here.served {
 		return nil
 	}
-	policy, have := empty(key), empty(key)
-	err := client.IgnoreNotFound(into.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, policy))
-	err = errors.Join(err, client.IgnoreNotFound(into.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: name}, have)))
-	if errors.Is(err, objectcache.ErrNotSynced) || errors.Is(err, objectcache.ErrKindMissing) {
-		return nil // as replicate: leaders may lack the right to policies there
-	}
-	if err != nil {
+	have := empty(key)
+	if err := into.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: name}, have); client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	want, faults, err := r.admitted(ctx, key, into, policy)
+	want, faults, err := r.admitted(ctx, key, into, here)
 	if err != nil {
 		return fmt.Errorf("admit the peers of %s: %w", describe(key), err)
 	}
@@ -133,18 +126,12 @@ func (r *Reconciler) admitServices(ctx context.Context, key reconcile.Key, into 
 		faults = fmt.Sprintf("the API server refuses NetworkPolicy %s, by which leaders admit the Services that this policy names: %v", name, err)
 	}
 	if err == nil || refuses(err) {
-		r.tellFaults(key, into, policy, faults)
+		r.tellFaults(key, into, here.object, faults)
 	}
 	if terminating(err) {
 		return nil
 	}
 	return err
-}
-
-// policyIn is a policy in a member.
-type policyIn struct {
-	member clusterset.ClusterID
-	key    reconcile.Key
 }
 
 // tellFaults records an event when the reason changes why peers of a policy are not admitted.
@@ -158,25 +145,23 @@ func (r *Reconciler) tellFaults(key reconcile.Key, into reconcile.Writer, policy
 }
 
 // admits reports whether peers of a policy in a member are admitted: it is a copy, or an origin that the Federation replicates.
-func (r *Reconciler) admits(member clusterset.ClusterID, policy *unstructured.Unstructured) bool {
-	if policy.GetUID() == "" || policy.GetDeletionTimestamp() != nil {
+func (h *observed) admits() bool {
+	if h.object == nil || h.object.GetDeletionTimestamp() != nil {
 		return false
 	}
-	if _, ok := copyOf(policy); ok {
-		return true
-	}
-	return federated(policy) && r.config.Grants.Policy(member, policy.GetNamespace(), policy.GetName()) == nil
+	_, isCopy := copyOf(h.object)
+	return isCopy || h.asks()
 }
 
 // admitted returns the policy that leaders write beside a policy in a member, and why it does not admit all. It is nil if there is to be
 // none.
-func (r *Reconciler) admitted(ctx context.Context, key reconcile.Key, into reconcile.Writer, policy *unstructured.Unstructured) (want *unstructured.Unstructured, faults string, err error) {
-	if !r.admits(into.ID(), policy) {
+func (r *Reconciler) admitted(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *observed) (want *unstructured.Unstructured, faults string, err error) {
+	if !here.admits() {
 		r.notePeers(policyIn{into.ID(), key}, nil)
 		return nil, "", nil
 	}
 	var users networkingv1.NetworkPolicy
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(policy.Object, &users); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(here.object.Object, &users); err != nil {
 		return nil, "", err
 	}
 	peers := servicePeers{namespace: key.Namespace, into: into.Live(), read: map[clusterset.ServiceName]*peerService{}}
@@ -194,7 +179,7 @@ func (r *Reconciler) admitted(ctx context.Context, key reconcile.Key, into recon
 	made := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{
 		Namespace: key.Namespace, Name: admittedName(key.Name),
 		Labels: map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}, Annotations: map[string]string{annotationAdmits: key.Name},
-		OwnerReferences: []metav1.OwnerReference{{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy", Name: key.Name, UID: policy.GetUID()}},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy", Name: key.Name, UID: here.object.GetUID()}},
 	}, Spec: *spec}
 	want = empty(key)
 	gvk := want.GroupVersionKind()

@@ -215,8 +215,9 @@ func (unread) Get(context.Context, client.ObjectKey, client.Object, ...client.Ge
 
 // Where leaders may not read policies, nothing fails.
 func TestPeersOfUnreadPolicies(t *testing.T) {
-	_, r, _ := guarded(t, time.Millisecond)
-	if err := r.admitServices(t.Context(), reconcile.Key{Kind: networkPolicy, Namespace: "demo", Name: "allow"}, unread{}); err != nil {
+	f, r, _ := guarded(t, time.Millisecond)
+	into := unread{f.Member("a").Lead(1)}
+	if err := r.Reconcile(t.Context(), reconcile.Key{Kind: networkPolicy, Namespace: "demo", Name: "allow"}, into, []reconcile.Member{into}); err != nil {
 		t.Error(err)
 	}
 }

@@ -67,7 +67,7 @@ type Reconciler struct {
 	config   Config
 	guard    *withdrawal.Guard[reconcile.Key]
 	enqueue  atomic.Pointer[func(reconcile.Key)] // set by Run
-	seen     sync.Map                            // offered: policies that the guard knows
+	seen     sync.Map                            // policyIn: policies that the guard knows
 	endings  reconcile.Endings
 	removals *removals
 
@@ -242,11 +242,6 @@ func (*Reconciler) list(ctx context.Context, from client.Reader, kind federation
 
 // Reconcile is part of reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
-	return errors.Join(r.replicate(ctx, key, into, all), r.admitServices(ctx, key, into))
-}
-
-// replicate brings the policy in one member in line with all members.
-func (r *Reconciler) replicate(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
 	seen := make([]observed, len(all))
 	here := -1
 	for i, m := range all {
@@ -264,21 +259,26 @@ func (r *Reconciler) replicate(ctx context.Context, key reconcile.Key, into reco
 	if !seen[here].read {
 		return nil
 	}
+	return errors.Join(r.replicate(ctx, key, into, &seen[here], seen), r.admitServices(ctx, key, into, &seen[here]))
+}
+
+// replicate brings the policy in one member in line with all members.
+func (r *Reconciler) replicate(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *observed, all []observed) error {
 	r.removals.leads(into)
-	r.forget(key, seen)
-	r.note(key, seen)
-	if o := seen[here].object; o != nil {
+	r.forget(key, all)
+	r.note(key, all)
+	if o := here.object; o != nil {
 		if federated(o) {
-			if done, err := r.removeOrigin(ctx, key, into, &seen[here], seen); done || err != nil {
+			if done, err := r.removeOrigin(ctx, key, into, here, all); done || err != nil {
 				return err
 			}
-			return r.report(ctx, into, &seen[here], seen)
+			return r.report(ctx, into, here, all)
 		}
 		if _, isCopy := copyOf(o); !isCopy && o.GetAnnotations()[AnnotationStatus] != "" {
 			return into.Annotate(ctx, o, map[string]string{AnnotationStatus: ""})
 		}
 	}
-	return r.enforce(ctx, key, into, &seen[here], seen)
+	return r.enforce(ctx, key, into, here, all)
 }
 
 // forget removes a policy that no cluster asks to replicate from the policies of its namespace.

@@ -32,8 +32,8 @@ type removals struct {
 	enqueue func(reconcile.Key)
 
 	mu      sync.Mutex
-	deleted map[offered]deletion
-	ours    map[offered]types.UID // copies that this process deletes
+	deleted map[policyIn]deletion
+	ours    map[policyIn]types.UID // copies that this process deletes
 	terms   map[clusterset.ClusterID]term
 }
 
@@ -50,7 +50,7 @@ type term struct {
 }
 
 func newRemovals(times withdrawal.Times, enqueue func(reconcile.Key)) *removals {
-	r := &removals{enqueue: enqueue, deleted: map[offered]deletion{}, ours: map[offered]types.UID{}, terms: map[clusterset.ClusterID]term{}}
+	r := &removals{enqueue: enqueue, deleted: map[policyIn]deletion{}, ours: map[policyIn]types.UID{}, terms: map[clusterset.ClusterID]term{}}
 	r.guard = withdrawal.New(withdrawal.Config[reconcile.Key]{
 		Times: times,
 		Changed: func(_ clusterset.ClusterID, keys []reconcile.Key) {
@@ -74,7 +74,7 @@ func (r *removals) seen(kind federationv1alpha1.PolicyKind) func(reconcile.Membe
 			return
 		}
 		key := keyOf(kind, o.GetNamespace(), o.GetName())
-		of := offered{from.ID(), key}
+		of := policyIn{from.ID(), key}
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		uid, ours := r.ours[of]
@@ -98,7 +98,7 @@ func (r *removals) own(member clusterset.ClusterID, key reconcile.Key, uid types
 	r.guard.Withdrawn(member, key)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ours[offered{member, key}] = uid
+	r.ours[policyIn{member, key}] = uid
 }
 
 // lost forgets the deletions in a member: they are so many that somebody lost the copies.
@@ -106,7 +106,7 @@ func (r *removals) lost(member clusterset.ClusterID) {
 	r.mu.Lock()
 	var keys []reconcile.Key
 	for of := range r.deleted {
-		if of.cluster == member {
+		if of.member == member {
 			delete(r.deleted, of)
 			keys = append(keys, of.key)
 		}
@@ -130,7 +130,7 @@ func (r *removals) leads(into reconcile.Writer) {
 func (r *removals) isDeleted(into reconcile.Writer, key reconcile.Key, origin string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	of, now := offered{into.ID(), key}, time.Now()
+	of, now := policyIn{into.ID(), key}, time.Now()
 	d, ok := r.deleted[of]
 	if t := r.terms[into.ID()]; ok && (d.origin != origin || d.at.Before(t.since) || now.Sub(d.at) > removalKept) {
 		delete(r.deleted, of)
@@ -143,7 +143,7 @@ func (r *removals) isDeleted(into reconcile.Writer, key reconcile.Key, origin st
 func (r *removals) done(member clusterset.ClusterID, key reconcile.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.deleted, offered{member, key})
+	delete(r.deleted, policyIn{member, key})
 }
 
 // users records that a member has a user's object instead of a copy.

@@ -12,10 +12,10 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
-// offered is a policy that a cluster asks to replicate.
-type offered struct {
-	cluster clusterset.ClusterID
-	key     reconcile.Key
+// policyIn is a policy in a member.
+type policyIn struct {
+	member clusterset.ClusterID
+	key    reconcile.Key
 }
 
 // Run decides on origins that vanished, until ctx ends.
@@ -34,7 +34,7 @@ func (r *Reconciler) note(key reconcile.Key, all []observed) {
 		switch h := &all[i]; {
 		case h.object == nil:
 		case h.asks():
-			r.seen.Store(offered{h.member, key}, true)
+			r.seen.Store(policyIn{h.member, key}, true)
 			r.guard.Offered(h.member, key)
 		default:
 			r.guard.Withdrawn(h.member, key)
@@ -55,7 +55,7 @@ func (r *Reconciler) keeps(key reconcile.Key, copied *unstructured.Unstructured,
 		r.guard.Withdrawn(from, key)
 		return false
 	}
-	if _, before := r.seen.LoadOrStore(offered{from, key}, true); before {
+	if _, before := r.seen.LoadOrStore(policyIn{from, key}, true); before {
 		r.guard.Vanished(from, key)
 	} else { // it vanished before this process started
 		r.guard.Offered(from, key)
