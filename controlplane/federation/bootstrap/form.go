@@ -113,18 +113,13 @@ func Form(ctx context.Context, f Formation) (Formed, error) {
 // leftOut returns the Services of the given clusters that ask to join a federated one and cannot, sorted.
 func (s *survey) leftOut(ctx context.Context) (all []LeftOut, err error) {
 	for _, found := range s.clusters {
-		list := &corev1.ServiceList{}
-		if err := found.Client.List(ctx, list); err != nil {
-			return nil, found.wrap(fmt.Errorf("list Services: %w", err))
-		}
-		for i := range list.Items {
-			svc := &list.Items[i]
-			if _, ok := services.Joins(svc, s.systemNamespace()); !ok {
-				continue
-			}
+		err := s.eachJoining(ctx, found, func(svc *corev1.Service, _ clusterset.ServiceName) {
 			if err := services.Fault(svc, s.members[found.ID]); err != nil {
 				all = append(all, LeftOut{found.ID, clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}, err})
 			}
+		})
+		if err != nil {
+			return nil, found.wrap(err)
 		}
 	}
 	return all, nil

@@ -61,21 +61,15 @@ func (s *survey) survey(ctx context.Context, found *surveyed, all map[place]*pre
 		}
 		return all[p]
 	}
-	list := &corev1.ServiceList{}
-	if err := found.Client.List(ctx, list); err != nil {
-		return fmt.Errorf("list Services: %w", err)
-	}
-	system := s.systemNamespace()
-	for i := range list.Items {
-		svc := &list.Items[i]
-		name, ok := services.Joins(svc, system)
-		switch {
-		case !ok:
-		case name.Namespace == system:
+	err := s.eachJoining(ctx, found, func(svc *corev1.Service, name clusterset.ServiceName) {
+		if name.Namespace == s.systemNamespace() {
 			at(svc.Namespace).global[name.Name] = true
-		default:
+		} else {
 			at(svc.Namespace).own[name.Name] = true
 		}
+	})
+	if err != nil {
+		return err
 	}
 	config := policies.Config{Kinds: s.kinds()}
 	for _, kind := range config.Kinds {
@@ -90,6 +84,20 @@ func (s *survey) survey(ctx context.Context, found *surveyed, all map[place]*pre
 			if o := &objects.Items[i]; config.Travels(o) && clusterset.IsShared(o.GetNamespace()) {
 				at(o.GetNamespace()).policies[o.GetName()] = true
 			}
+		}
+	}
+	return nil
+}
+
+// eachJoining calls do for each Service of a cluster that asks to join a federated one, with the name of that.
+func (s *survey) eachJoining(ctx context.Context, found *surveyed, do func(svc *corev1.Service, name clusterset.ServiceName)) error {
+	list := &corev1.ServiceList{}
+	if err := found.Client.List(ctx, list); err != nil {
+		return fmt.Errorf("list Services: %w", err)
+	}
+	for i := range list.Items {
+		if name, ok := services.Joins(&list.Items[i], s.systemNamespace()); ok {
+			do(&list.Items[i], name)
 		}
 	}
 	return nil
