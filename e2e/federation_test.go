@@ -89,19 +89,17 @@ func TestFederation(t *testing.T) {
 	conformance.Holds(t, "F1", "F4", "F5", "F12", "F14", "F15", "F18", "F24")
 }
 
-// clusterIPOf returns the ClusterIP of the federated Service pods in a.
-func clusterIPOf(t *testing.T) string {
-	t.Helper()
-	var svc corev1.Service
-	if err := bed.Get(t.Context(), "a", "/api/v1/namespaces/"+testbed.Namespace+"/services/pods", &svc); err != nil {
-		t.Fatal(err)
-	}
-	return svc.Spec.ClusterIP
+// deleteAll deletes the objects of a manifest that are there.
+func deleteAll(ctx context.Context, member, manifest string) error {
+	cmd := bed.Lab.Kubectl(ctx, member, "delete", "--ignore-not-found", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifest)
+	_, err := process.Output(cmd)
+	return err
 }
 
 // nearServers: the member Service in a asks for near endpoints. kube-proxy in a then leads to those of a alone.
 func nearServers(t *testing.T) {
-	target := "http://" + clusterIPOf(t)
+	target := "http://" + federatedIP(t, "a", testbed.Namespace, "pods")
 	for _, step := range []struct {
 		distribution string
 		by           []string
@@ -121,7 +119,7 @@ func nearServers(t *testing.T) {
 func childDies(t *testing.T, outside client) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	target := "http://" + clusterIPOf(t)
+	target := "http://" + federatedIP(t, "a", testbed.Namespace, "pods")
 	<-time.After(15 * time.Second) // until leaders have tried the guest's servers
 	guest := clusterOf(t, testbed.Guest)
 	machines := []string{guest.Name}
@@ -334,9 +332,7 @@ func offerServices(t *testing.T, member string) error {
 	}
 	manifest = strings.NewReplacer("CLUSTER_ID", member, "EXTERNAL_IP", external).Replace(manifest)
 	t.Cleanup(func() {
-		cmd := bed.Lab.Kubectl(ctx, member, "delete", "--ignore-not-found", "-f", "-")
-		cmd.Stdin = strings.NewReader(manifest)
-		if _, err := process.Output(cmd); err != nil {
+		if err := deleteAll(ctx, member, manifest); err != nil {
 			t.Error(err)
 		}
 	})

@@ -22,9 +22,12 @@ import (
 type client func(ctx context.Context, args ...string) (*exec.Cmd, error)
 
 // clientIn is an ordinary pod of a member.
-func clientIn(member string) client {
+func clientIn(member string) client { return in(member, "client") }
+
+// in is a client in a pod.
+func in(member, pod string) client {
 	return func(ctx context.Context, args ...string) (*exec.Cmd, error) {
-		return bed.ExecCommand(ctx, member, namespace, "client", slices.Concat([]string{"echo-server", "client"}, args)...)
+		return bed.ExecCommand(ctx, member, namespace, pod, slices.Concat([]string{"echo-server", "client"}, args)...)
 	}
 }
 
@@ -33,7 +36,7 @@ func podClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
 }
 
 func hostClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
-	return bed.ExecCommand(ctx, "a", namespace, "host-client", slices.Concat([]string{"echo-server", "client"}, args)...)
+	return in("a", "host-client")(ctx, args...)
 }
 
 func nodeClient(ctx context.Context, args ...string) (*exec.Cmd, error) {

@@ -4,15 +4,12 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
-	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
-	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -60,13 +57,6 @@ ipset list -n | grep '^\(inet6:\)\?\(KUBE-\|kube-router\)' | while read s; do ip
 if { iptables -w -S; ipset list -n; } | grep -i 'kube-\(router\|nwplcy\|pod-fw\|src\|dst\)'; then exit 1; fi
 `
 
-// in returns a client in a pod.
-func in(member, pod string) client {
-	return func(ctx context.Context, args ...string) (*exec.Cmd, error) {
-		return bed.ExecCommand(ctx, member, namespace, pod, slices.Concat([]string{"echo-server", "client"}, args)...)
-	}
-}
-
 // answeredByNobody waits until no connection of a client succeeds.
 func answeredByNobody(ctx context.Context, c client, target string) error {
 	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
@@ -85,9 +75,7 @@ func policiesHold(t *testing.T) {
 	for _, m := range testbed.Members() {
 		manifest := strings.NewReplacer("CLUSTER_ID", m, "CLIENT_NODE", clientNodes[m]).Replace(shoppers)
 		t.Cleanup(func() {
-			cmd := bed.Lab.Kubectl(context.WithoutCancel(ctx), m, "delete", "--ignore-not-found", "-f", "-")
-			cmd.Stdin = strings.NewReader(manifest)
-			if _, err := process.Output(cmd); err != nil {
+			if err := deleteAll(context.WithoutCancel(ctx), m, manifest); err != nil {
 				t.Error(err)
 			}
 		})
