@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/neutron"
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
 	"github.com/isthmus-net/isthmus/controlplane/workloads/octavia"
 )
@@ -22,6 +23,8 @@ import (
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=update
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=externalworkloads,verbs=list;watch
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=externalworkloads/status,verbs=update
+// +kubebuilder:rbac:groups=networking.k8s.io,resources=networkpolicies,verbs=list;watch
+// +kubebuilder:rbac:groups=crd.antrea.io,resources=externalnodes,verbs=get;list;watch;create;update;delete
 
 // newMachines returns the controller of Services of machines.
 func newMachines(s settings, local *rest.Config, log *slog.Logger) (*workloads.Controller, error) {
@@ -36,6 +39,9 @@ func newMachines(s settings, local *rest.Config, log *slog.Logger) (*workloads.C
 		of := workloads.Cloud{Servers: nova.New(nova.Config{Cloud: c.Name, File: s.clouds, Network: c.Network})}
 		if c.LoadBalancers {
 			of.LoadBalancers = octavia.New(octavia.Config{Cloud: c.Name, File: s.clouds})
+		}
+		if c.SecurityGroups != "" {
+			of.Enforcer = neutron.New(neutron.Config{Cloud: c.Name, File: s.clouds})
 		}
 		cfg.Clouds[c.Name] = of
 	}

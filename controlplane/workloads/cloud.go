@@ -5,10 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Cloud lists the resources of one project.
@@ -16,6 +17,8 @@ type Cloud struct {
 	Servers Lister
 	// LoadBalancers is used only if the settings ask for load balancers.
 	LoadBalancers Lister
+	// Enforcer is used only if the settings say something of security groups.
+	Enforcer Enforcer
 }
 
 // Lister lists the servers, or the load balancers, of one project.
@@ -72,14 +75,14 @@ func (s source) noun() string {
 	}
 }
 
-// The labels of an EndpointSlice that name its source. Slices of ExternalWorkloads have neither, and those of servers have only
-// the first.
+// The labels of an EndpointSlice or ExternalNode that name its source. Those of ExternalWorkloads have neither, and those of servers have
+// only the first.
 const (
 	labelCloud         = "federation.isthmus.dev/cloud"
 	labelLoadBalancers = "federation.isthmus.dev/load-balancers"
 )
 
-// mark sets the labels of a slice.
+// mark sets the labels of a slice or of an ExternalNode.
 func (s source) mark(labels map[string]string) {
 	if s.cloud != "" {
 		labels[labelCloud] = s.cloud
@@ -89,9 +92,9 @@ func (s source) mark(labels map[string]string) {
 	}
 }
 
-// sourceOf returns the source of the endpoints in a slice.
-func sourceOf(es *discoveryv1.EndpointSlice) source {
-	return source{cloud: es.Labels[labelCloud], loadBalancers: es.Labels[labelLoadBalancers] != ""}
+// sourceOf returns the source of the endpoints in a slice, or of the machine of an ExternalNode.
+func sourceOf(o metav1.Object) source {
+	return source{cloud: o.GetLabels()[labelCloud], loadBalancers: o.GetLabels()[labelLoadBalancers] != ""}
 }
 
 // poller lists the resources of one source periodically, and keeps the last result.
@@ -176,12 +179,17 @@ type CloudState struct {
 }
 
 // states returns the states of the clouds of pollers, of which those of one cloud follow each other.
-func states(pollers []*poller) (all []CloudState) {
+func states(pollers []*poller, enforcements []*enforcement) (all []CloudState) {
 	for _, f := range pollers {
 		if len(all) == 0 || all[len(all)-1].Name != f.source.cloud {
 			all = append(all, CloudState{Name: f.source.cloud})
 		}
 		f.addTo(&all[len(all)-1])
+	}
+	for _, e := range enforcements {
+		_, err := e.result()
+		i := slices.IndexFunc(all, func(s CloudState) bool { return s.Name == e.settings.Name })
+		all[i].Err = errors.Join(all[i].Err, err)
 	}
 	return all
 }

@@ -29,6 +29,7 @@ type machine struct {
 	addrs       []netip.Addr // at most one of each family
 	ready       bool
 	annotations map[string]string // for its Service
+	labels      map[string]string // by which policies select it
 }
 
 // String names the machine to people.
@@ -65,7 +66,7 @@ func carry(labels map[string]string) map[string]string {
 // ofWorkload returns the machine of an ExternalWorkload, which the API server has validated.
 func ofWorkload(w *v1alpha1.ExternalWorkload) machine {
 	m := machine{
-		name: w.Name, id: w.Namespace + "/" + w.Name, since: w.CreationTimestamp.Time, annotations: carry(w.Annotations),
+		name: w.Name, id: w.Namespace + "/" + w.Name, since: w.CreationTimestamp.Time, annotations: carry(w.Annotations), labels: policyLabels(w.Labels),
 		service: clusterset.ServiceName{Namespace: w.Namespace, Name: cmp.Or(w.Spec.Service, w.Name)}, byDefault: w.Spec.Service == "",
 		ready: w.Spec.Ready == nil || *w.Spec.Ready,
 	}
@@ -87,7 +88,7 @@ func ofResource(r Resource, from source, c CloudSettings) (m machine, ok bool, e
 	if !ok {
 		return m, false, nil
 	}
-	m = machine{source: from, name: r.Name, id: r.ID, since: r.Created, addrs: r.Addrs, ready: r.Running, annotations: carry(r.Labels)}
+	m = machine{source: from, name: r.Name, id: r.ID, since: r.Created, addrs: r.Addrs, ready: r.Running, annotations: carry(r.Labels), labels: policyLabels(r.Labels)}
 	m.service, m.byDefault = clusterset.ServiceName{Namespace: c.Namespace, Name: cmp.Or(name, from.labelOf(r.ID))}, name == ""
 	if faults := validation.IsDNS1123Label(m.service.Name); len(faults) > 0 {
 		return m, true, fmt.Errorf("%s: %q cannot name a Service (%s); write a name such as web", v1alpha1.MachineServiceAntrea, m.service.Name, strings.Join(faults, ", "))

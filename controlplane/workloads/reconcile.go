@@ -65,7 +65,13 @@ func (c *Controller) reconcile(ctx context.Context) error {
 			errs = append(errs, withoutConflict(c.remove(ctx, name, s, unread)))
 		}
 	}
-	c.report(problems)
+	refused, faults, err := c.enforce(ctx, machines, unread)
+	named, failed := c.externalNodes(ctx, machines, unread)
+	if errors.Is(failed, errAntreaMissing) {
+		faults, failed = append(faults, failed.Error()), nil
+	}
+	errs, problems = append(errs, err, failed), slices.Concat(problems, refused, named)
+	c.report(problems, faults)
 	for i := range workloads.Items {
 		errs = append(errs, withoutConflict(c.writeStatus(ctx, &workloads.Items[i], problems)))
 	}
@@ -125,17 +131,22 @@ func (all observed) kept(unread map[source]bool) map[clusterset.ServiceName][]po
 	return kept
 }
 
-// report logs new problems, and publishes all of them for State.
-func (c *Controller) report(problems []problem) {
+// report logs new problems of machines and other faults, and publishes all of them for State.
+func (c *Controller) report(problems []problem, faults []string) {
 	current := map[string]bool{}
-	for _, p := range problems {
-		text := fmt.Sprintf("%s: %s", p.of, p.text)
+	tell := func(message, text string) {
 		if current[text] = true; !c.logged[text] {
-			c.cfg.Log.Warn("a machine is not offered as requested", "problem", text)
+			c.cfg.Log.Warn(message, "problem", text)
 		}
 	}
+	for _, p := range problems {
+		tell("a machine is not offered as requested", fmt.Sprintf("%s: %s", p.of, p.text))
+	}
+	for _, text := range faults {
+		tell("policies do not apply to machines as they are written", text)
+	}
 	c.logged = current
-	c.publish(State{Clouds: states(c.pollers), Problems: slices.Sorted(maps.Keys(current))})
+	c.publish(State{Clouds: states(c.pollers, c.enforcements), Problems: slices.Sorted(maps.Keys(current))})
 }
 
 // Reasons of the condition Offered.

@@ -15,12 +15,19 @@ const (
 	DefaultPorts = "80/TCP"
 	// DefaultInterval is the interval between two requests to a cloud.
 	DefaultInterval = 15 * time.Second
+
+	// SecurityGroupsPolicies applies the NetworkPolicies of a cluster to the servers of the cloud, by security groups.
+	SecurityGroupsPolicies = "Policies"
+	// SecurityGroupsRelease returns the servers' security groups to what they were before.
+	SecurityGroupsRelease = "Release"
 )
 
 // Settings are the contents of the configuration file.
 type Settings struct {
 	// Clouds are the projects whose servers and load balancers may serve Services.
 	Clouds []CloudSettings `json:"clouds"`
+	// ExternalNodes writes an ExternalNode of Antrea for each server and ExternalWorkload.
+	ExternalNodes bool `json:"externalNodes,omitempty"`
 }
 
 // CloudSettings configure one project of a cloud.
@@ -37,6 +44,8 @@ type CloudSettings struct {
 	Ports string `json:"ports,omitempty"`
 	// Network is the only network of servers whose addresses are used. Empty uses any network, floating addresses first.
 	Network string `json:"network,omitempty"`
+	// SecurityGroups is SecurityGroupsPolicies, SecurityGroupsRelease, or empty to leave the security groups of servers alone.
+	SecurityGroups string `json:"securityGroups,omitempty"`
 	// Interval is the interval between two requests to the cloud; empty means DefaultInterval.
 	Interval metav1.Duration `json:"interval,omitzero"`
 }
@@ -67,6 +76,11 @@ func (s *Settings) Complete() error {
 		}
 		if _, err := parsePorts(c.Ports); err != nil {
 			wrong("ports", "%w", err)
+		}
+		switch c.SecurityGroups {
+		case "", SecurityGroupsPolicies, SecurityGroupsRelease:
+		default:
+			wrong("securityGroups", "%q is neither %s nor %s; omit it to leave security groups alone", c.SecurityGroups, SecurityGroupsPolicies, SecurityGroupsRelease)
 		}
 		if c.Interval.Duration < time.Second {
 			wrong("interval", "%s is shorter than a second; omit it for %s", c.Interval.Duration, DefaultInterval)

@@ -99,6 +99,9 @@ type testbed struct {
 	namespace string
 	cloud     *cloud
 	balancers *cloud // nil: the settings do not ask for load balancers
+	enforcer  workloads.Enforcer
+	groups    string // securityGroups of the settings
+	nodes     bool   // externalNodes of the settings
 	older     bool   // the controller's API server is one before Kubernetes 1.36
 }
 
@@ -175,12 +178,12 @@ func fence(t *testing.T, c client.Client) {
 // run runs a Controller until the returned function is called or the test ends.
 func (w *testbed) run() (*workloads.Controller, func()) {
 	w.t.Helper()
-	of := workloads.Cloud{Servers: w.cloud}
+	of := workloads.Cloud{Servers: w.cloud, Enforcer: w.enforcer}
 	if w.balancers != nil {
 		of.LoadBalancers = w.balancers
 	}
-	settings := workloads.Settings{Clouds: []workloads.CloudSettings{{
-		Name: "east", LoadBalancers: w.balancers != nil, Namespace: w.namespace, Interval: metav1.Duration{Duration: time.Second},
+	settings := workloads.Settings{ExternalNodes: w.nodes, Clouds: []workloads.CloudSettings{{
+		Name: "east", LoadBalancers: w.balancers != nil, Namespace: w.namespace, SecurityGroups: w.groups, Interval: metav1.Duration{Duration: time.Second},
 	}}}
 	if err := settings.Complete(); err != nil {
 		w.t.Fatal(err)

@@ -6,6 +6,9 @@
 // [v1alpha1.MarkVirtualMachines], and with the usual annotations it is a member of a federated Service. A machine that does
 // not run is an endpoint that is not ready. The ports of a load balancer are those of its listeners.
 //
+// Policies may apply to machines, too, if the settings ask for it: those of Antrea by ExternalNodes, and NetworkPolicies of Kubernetes by
+// the security groups of a cloud's servers (package rules).
+//
 // The package fails static. The last answer of a silent cloud stays in effect, and after a restart the existing endpoints of
 // a cloud stay until it answers. A user's Service is never changed; an event reports that its name is wanted.
 package workloads
@@ -21,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -56,10 +60,14 @@ type Controller struct {
 	client client.WithWatch
 	wake   signal.Signal
 
-	pollers []*poller
-	cache   *objectcache.Cache
-	logged  map[string]bool    // problems that were logged
-	warned  map[types.UID]bool // users' Services with an event that their name is wanted
+	pollers      []*poller
+	enforcements []*enforcement
+	cluster      string // identifies the cluster to clouds; empty until it is read
+
+	cache  *objectcache.Cache
+	logged map[string]bool    // problems that were logged
+	warned map[types.UID]bool // users' Services with an event that their name is wanted
+	faulty map[string]string  // faults of policies with an event, by cloud and policy
 
 	mu    sync.Mutex
 	state State
@@ -68,7 +76,9 @@ type Controller struct {
 // New prepares a Controller. It sends nothing.
 func New(cfg Config) (*Controller, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(
+		corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme),
+	); err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
 	}
 	cfg.Local = rest.AddUserAgent(rest.CopyConfig(cfg.Local), name)
@@ -81,7 +91,7 @@ func New(cfg Config) (*Controller, error) {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
 	}
 	for _, c := range cfg.Settings.Clouds {
-		if of := cfg.Clouds[c.Name]; of.Servers == nil || c.LoadBalancers && of.LoadBalancers == nil {
+		if of := cfg.Clouds[c.Name]; of.Servers == nil || c.LoadBalancers && of.LoadBalancers == nil || c.SecurityGroups != "" && of.Enforcer == nil {
 			return nil, fmt.Errorf("cloud %s of the settings is missing", c.Name)
 		}
 	}
@@ -90,22 +100,21 @@ func New(cfg Config) (*Controller, error) {
 
 // Run works until ctx ends. Only one process of a cluster should run it at a time. The objects that it wrote stay.
 func (c *Controller) Run(ctx context.Context) error {
-	c.pollers, c.logged, c.warned = nil, nil, map[types.UID]bool{}
+	c.pollers, c.enforcements, c.logged, c.warned, c.faulty = nil, nil, nil, map[types.UID]bool{}, nil
 	for _, settings := range c.cfg.Settings.Clouds {
 		of := c.cfg.Clouds[settings.Name]
 		c.poll(source{cloud: settings.Name}, settings, of.Servers)
 		if settings.LoadBalancers {
 			c.poll(source{cloud: settings.Name, loadBalancers: true}, settings, of.LoadBalancers)
 		}
+		if settings.SecurityGroups != "" {
+			c.enforcements = append(c.enforcements, &enforcement{
+				settings: settings, enforcer: of.Enforcer, wake: signal.New(), changed: c.changed, log: c.cfg.Log,
+			})
+		}
 	}
-	services := labels.SelectorFromSet(labels.Set{isthmus.LabelManagedBy: v1alpha1.ManagedByMachines})
-	slices := labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines})
 	var err error
-	c.cache, err = objectcache.NewCache(c.client.Scheme(), []objectcache.Kind{
-		{Source: objectcache.Source{Object: &corev1.Service{}, Selector: services}},
-		{Source: objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Selector: slices}},
-		{Source: objectcache.Source{Object: &v1alpha1.ExternalWorkload{}, Optional: true}},
-	}, func(int, client.Object, client.Object, bool) { c.changed() }, c.changed)
+	c.cache, err = objectcache.NewCache(c.client.Scheme(), c.kinds(), func(int, client.Object, client.Object, bool) { c.changed() }, c.changed)
 	if err != nil {
 		return err
 	}
@@ -117,9 +126,30 @@ func (c *Controller) Run(ctx context.Context) error {
 	for _, f := range c.pollers {
 		running.Go(func() { f.run(ctx) })
 	}
+	for _, e := range c.enforcements {
+		running.Go(func() { e.run(ctx) })
+	}
 	c.work(ctx)
 	running.Wait()
 	return nil
+}
+
+// kinds are the kinds that are read, those of policies only if they apply to machines.
+func (c *Controller) kinds() []objectcache.Kind {
+	services := labels.SelectorFromSet(labels.Set{isthmus.LabelManagedBy: v1alpha1.ManagedByMachines})
+	slices := labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines})
+	kinds := []objectcache.Kind{
+		{Source: objectcache.Source{Object: &corev1.Service{}, Selector: services}},
+		{Source: objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Selector: slices}},
+		{Source: objectcache.Source{Object: &v1alpha1.ExternalWorkload{}, Optional: true}},
+	}
+	if len(c.enforcements) > 0 {
+		kinds = append(kinds, objectcache.Kind{Source: objectcache.Source{Object: &networkingv1.NetworkPolicy{}}})
+	}
+	if c.cfg.Settings.ExternalNodes {
+		kinds = append(kinds, objectcache.Kind{Source: objectcache.Source{Object: newExternalNode(), Selector: services, Optional: true}})
+	}
+	return kinds
 }
 
 // poll adds a poller. Each source has its own, so that one that hangs does not delay another.
@@ -174,7 +204,7 @@ func (c *Controller) follow(ctx context.Context, k *objectcache.ObjectInformer) 
 // State is the state of machines as this process sees it. It is empty in a process that does not work on them.
 type State struct {
 	Clouds   []CloudState
-	Problems []string // of machines that are not offered as requested, sorted, each with its remedy
+	Problems []string // of machines that are not offered as requested, and of their policies, sorted, each with its remedy
 }
 
 // State returns the current state. It may be called at any time, from any goroutine.

@@ -25,12 +25,13 @@ import (
 // Clouds of clouds.yaml.
 const (
 	Admin = "admin" // of everything
-	// User is an ordinary member of the project that owns the networks. The next two are the same user with application
+	// User is an ordinary member of the project that owns the networks. The next three are the same user with application
 	// credentials, restricted to the access rules in deploy/openstack.
-	User               = "user"
-	GatewaysCredential = "gateways"
-	MachinesCredential = "machines"
-	Stranger           = "stranger" // a member of another project
+	User                     = "user"
+	GatewaysCredential       = "gateways"
+	MachinesCredential       = "machines"
+	SecurityGroupsCredential = "machines-security-groups"
+	Stranger                 = "stranger" // a member of another project
 )
 
 // Config configures a cloud. With only Dir set, the cloud listens on loopback.

@@ -123,6 +123,7 @@ func TestNeutron(t *testing.T) {
 	})
 	t.Run("servers", func(t *testing.T) { serversOf(t, cloud, ids) })
 	t.Run("load balancers", func(t *testing.T) { balancersOf(t, cloud, ids) })
+	t.Run("security groups", func(t *testing.T) { securityGroupsOf(t, cloud, ids) })
 	if fullLength {
 		t.Run("cycles", func(t *testing.T) { cycles(t, cloud, ids) })
 	}
@@ -161,6 +162,9 @@ func accessRules(t *testing.T, cloud *neutron.Cloud) {
 		neutron.User:               func(c *gophercloud.ServiceClient) pagination.Pager { return networks.List(c, networks.ListOpts{}) },
 		neutron.GatewaysCredential: func(c *gophercloud.ServiceClient) pagination.Pager { return networks.List(c, networks.ListOpts{}) },
 		neutron.MachinesCredential: func(c *gophercloud.ServiceClient) pagination.Pager { return ports.List(c, ports.ListOpts{}) },
+		neutron.SecurityGroupsCredential: func(c *gophercloud.ServiceClient) pagination.Pager {
+			return networks.List(c, networks.ListOpts{})
+		},
 	} {
 		_, err := list(networkOf(t, cloud, of)).AllPages(t.Context())
 		if refused := gophercloud.ResponseCodeIs(err, http.StatusUnauthorized); refused != (of != neutron.User) {

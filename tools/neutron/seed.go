@@ -146,7 +146,9 @@ func rolesOf(ctx context.Context, identity *gophercloud.ServiceClient) (map[stri
 }
 
 // credentials are the application credentials of User, each with its access rules.
-var credentials = map[string][]byte{GatewaysCredential: deployed.Gateways, MachinesCredential: deployed.Machines}
+var credentials = map[string][]byte{
+	GatewaysCredential: deployed.Gateways, MachinesCredential: deployed.Machines, SecurityGroupsCredential: deployed.MachinesSecurityGroups,
+}
 
 // writeClouds creates the application credentials and writes clouds.yaml.
 func (c *Cloud) writeClouds(ctx context.Context) error {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/gophercloud/gophercloud/v2"
 	gopher "github.com/gophercloud/gophercloud/v2/openstack"
-	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
 	"github.com/gophercloud/gophercloud/v2/openstack/loadbalancer/v2/listeners"
 	"github.com/gophercloud/gophercloud/v2/openstack/loadbalancer/v2/loadbalancers"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
@@ -47,18 +46,9 @@ type clients struct {
 }
 
 func newClients(provider *gophercloud.ProviderClient, endpoint gophercloud.EndpointOpts) (c clients, err error) {
-	token, ok := provider.GetAuthResult().(tokens.CreateResult)
-	if !ok {
-		return c, errors.New("the session is not one of Keystone's API version 3")
+	if c.projectID, err = openstack.ProjectOf(provider); err != nil {
+		return c, err
 	}
-	project, err := token.ExtractProject()
-	if err != nil {
-		return c, fmt.Errorf("read the project of the session: %w", err)
-	}
-	if project == nil {
-		return c, errors.New("the credentials are not for a project; use those of the project with the load balancers")
-	}
-	c.projectID = project.ID
 	c.balancing, err = gopher.NewLoadBalancerV2(provider, endpoint)
 	if absent := new(gophercloud.ErrEndpointNotFound); errors.As(err, &absent) {
 		return c, errors.New("the catalog has no load-balancer service (Octavia) in this region; remove loadBalancers from the settings of the cloud, or install Octavia")
@@ -138,9 +128,9 @@ func (c clients) listeners(ctx context.Context) (map[string][]workloads.Listener
 	return all, nil
 }
 
-// floating returns the floating addresses by their ports.
+// floating returns the floating addresses of the project by their ports.
 func (c clients) floating(ctx context.Context) (map[string][]string, error) {
-	pages, err := floatingips.List(c.network, floatingips.ListOpts{}).AllPages(ctx)
+	pages, err := floatingips.List(c.network, floatingips.ListOpts{ProjectID: c.projectID}).AllPages(ctx)
 	if err != nil {
 		return nil, err
 	}

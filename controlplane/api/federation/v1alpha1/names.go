@@ -86,6 +86,10 @@ const (
 	// AnnotationHostnamePorts on a federated Service with a host name lists the ports that have another number at its addresses, as
 	// PORT/PROTOCOL=NUMBER joined by commas.
 	AnnotationHostnamePorts = "federation.isthmus.dev/hostname-ports"
+	// AnnotationHostnameGiven on a federated Service is the host name that leaders wrote. Another one is a user's, and stays.
+	AnnotationHostnameGiven = "federation.isthmus.dev/hostname-given"
+	// GatewayClass is the loadBalancerClass of Services for gateways. It is that of gateway/service.
+	GatewayClass = "isthmus.dev/gateway"
 	// AnnotationServiceImport on a Service of type LoadBalancer names the ServiceImport in its namespace that gateways balance. It is
 	// that of gateway/service.
 	AnnotationServiceImport = "isthmus.dev/service-import"

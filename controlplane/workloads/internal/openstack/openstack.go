@@ -1,10 +1,11 @@
-// Package openstack holds what the lists of a project's servers and of its load balancers share: the session, labels and
-// addresses.
+// Package openstack holds what the clients of a project's servers, load balancers and security groups share: the session, labels
+// and addresses.
 package openstack
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -15,12 +16,13 @@ import (
 	"github.com/gophercloud/gophercloud/v2"
 	"github.com/gophercloud/gophercloud/v2/openstack/config"
 	"github.com/gophercloud/gophercloud/v2/openstack/config/clouds"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
 
-// DefaultTimeout limits the time of a list.
+// DefaultTimeout limits the time of a list, or of other work in a session.
 const DefaultTimeout = 30 * time.Second
 
 // Project is one project of a cloud, with a session whose clients are a C. It is not safe for concurrent use.
@@ -30,7 +32,7 @@ type Project[C any] struct {
 	// File is a clouds.yaml; "" means the file that the environment names, or the usual places. It is read for each new
 	// session, so that new credentials take effect.
 	File string
-	// Timeout limits the time of a list; 0 means DefaultTimeout.
+	// Timeout limits the time of a call; 0 means DefaultTimeout.
 	Timeout time.Duration
 	// Clients returns the clients of a new session.
 	Clients func(*gophercloud.ProviderClient, gophercloud.EndpointOpts) (C, error)
@@ -38,21 +40,50 @@ type Project[C any] struct {
 	clients *C // nil without a session
 }
 
-// List calls list with the clients of the session. The first call opens a session, as does a call after an error.
+// List calls list with the clients of the session, as Do does.
 func (p *Project[C]) List(ctx context.Context, list func(context.Context, C) ([]workloads.Resource, error)) (all []workloads.Resource, err error) {
+	err = p.Do(ctx, func(ctx context.Context, clients C) error {
+		all, err = list(ctx, clients)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// Do calls do with the clients of the session. The first call opens a session, as does a call after an error.
+func (p *Project[C]) Do(ctx context.Context, do func(context.Context, C) error) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(p.Timeout, DefaultTimeout))
 	defer cancel()
+	var err error
 	if p.clients == nil {
 		err = p.signIn(ctx)
 	}
 	if err == nil {
-		all, err = list(ctx, *p.clients)
+		err = do(ctx, *p.clients)
 	}
 	if err != nil {
 		p.clients = nil
-		return nil, fmt.Errorf("cloud %s: %w", p.Cloud, err)
+		return fmt.Errorf("cloud %s: %w", p.Cloud, err)
 	}
-	return all, nil
+	return nil
+}
+
+// ProjectOf returns the ID of the project of a session. An administrator's session may read other projects, too.
+func ProjectOf(provider *gophercloud.ProviderClient) (string, error) {
+	token, ok := provider.GetAuthResult().(tokens.CreateResult)
+	if !ok {
+		return "", errors.New("the session is not one of Keystone's API version 3")
+	}
+	project, err := token.ExtractProject()
+	if err != nil {
+		return "", fmt.Errorf("read the project of the session: %w", err)
+	}
+	if project == nil {
+		return "", errors.New("the credentials are not for a project; use those of the project with the resources")
+	}
+	return project.ID, nil
 }
 
 // signIn opens a session by password or application credential. The session renews its tokens.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -24,6 +25,9 @@ type Service struct {
 	Base    string // path of its endpoint below that of the project; it ends in a slash
 	// Lists are the paths of lists below the endpoint, by the names of the lists in responses.
 	Lists map[string]string
+	// Writes handle other requests, by their methods and paths below the endpoint, such as "PUT v2.0/ports/{id}". The lists of
+	// the fake are locked meanwhile. The result is the status and the body of the response.
+	Writes map[string]func(lists map[string][]Object, r *http.Request) (status int, body any)
 }
 
 // Fake is an in-memory Keystone with services. Its clouds.yaml has two projects: mine, which has the objects, and strange.
@@ -50,6 +54,15 @@ func NewFake(t testing.TB, services ...Service) *Fake {
 		mux.HandleFunc("GET /{project}/"+s.Base+"{$}", func(w http.ResponseWriter, r *http.Request) { f.version(w, r, s.Version) })
 		for list, path := range s.Lists {
 			mux.HandleFunc("GET /{project}/"+s.Base+path, func(w http.ResponseWriter, r *http.Request) { f.list(w, r, list) })
+		}
+		for request, write := range s.Writes {
+			method, path, _ := strings.Cut(request, " ")
+			mux.HandleFunc(method+" /{project}/"+s.Base+path, func(w http.ResponseWriter, r *http.Request) {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				status, body := write(f.lists, r)
+				reply(w, status, body)
+			})
 		}
 	}
 	f.server = httptest.NewServer(mux)
@@ -79,6 +92,13 @@ func (f *Fake) AddTo(list string, defaults func(number int) Object, o Object) (i
 	maps.Copy(added, o)
 	f.lists[list] = append(f.lists[list], added)
 	return added["id"].(string)
+}
+
+// Objects returns the objects of a list.
+func (f *Fake) Objects(list string) []Object {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.lists[list])
 }
 
 // Set changes a field of an object.

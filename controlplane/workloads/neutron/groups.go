@@ -1,0 +1,149 @@
+package neutron
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/security/groups"
+	neutronrules "github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/security/rules"
+
+	"github.com/isthmus-net/isthmus/controlplane/workloads/rules"
+)
+
+// perRequest limits the rules of one request.
+const perRequest = 100
+
+// applyGroups creates and changes the groups of the plan. It refuses the servers of those that are not complete.
+func (a *application) applyGroups(ctx context.Context) error {
+	a.wanted, a.usable = map[string]bool{}, map[string]string{}
+	for _, g := range a.plan.Groups {
+		id, err := a.applyGroup(ctx, g)
+		if a.wanted[id] = true; err == nil {
+			a.usable[g.Name] = id
+			continue
+		}
+		if !isRefusal(err) {
+			return fmt.Errorf("write security group %s: %w", g.Name, err)
+		}
+		for server, group := range a.plan.Of {
+			if group == g.Name {
+				a.refused[server] = fmt.Sprintf("the security group of policies %s is not complete: %v", strings.Join(g.Policies, ", "), err)
+			}
+		}
+	}
+	return nil
+}
+
+// applyGroup brings a group in line, and returns its ID, which is empty if it does not exist. Missing rules come before surplus
+// ones go, so that what is admitted before and after is admitted throughout. Surplus ones go even if others cannot come.
+func (a *application) applyGroup(ctx context.Context, g rules.Group) (id string, err error) {
+	have, ok := a.find(g.Name)
+	if !ok {
+		description := fmt.Sprintf("%s %s", a.mark, strings.Join(g.Policies, ", "))
+		created, err := groups.Create(ctx, a.ServiceClient, groups.CreateOpts{
+			Name: g.Name, ProjectID: a.project, Description: description[:min(len(description), maxDescription)],
+		}).Extract()
+		if err != nil {
+			return "", err
+		}
+		have = *created
+		a.groups[have.ID] = have
+	}
+	missing, surplus := diff(g.Rules, have.Rules)
+	for part := range slices.Chunk(missing, perRequest) {
+		var wanted []neutronrules.CreateOpts
+		for _, r := range part {
+			wanted = append(wanted, encode(r, have.ID))
+		}
+		if err = neutronrules.CreateBulk(ctx, a.ServiceClient, wanted).Err; err != nil {
+			break
+		}
+	}
+	for _, of := range surplus {
+		if failed := neutronrules.Delete(ctx, a.ServiceClient, of).ExtractErr(); failed != nil {
+			return have.ID, errors.Join(err, failed)
+		}
+	}
+	return have.ID, err
+}
+
+// find returns this cluster's group of a name, the one with the first ID if there are several.
+func (a *application) find(name string) (found groups.SecGroup, ok bool) {
+	for id, g := range a.groups {
+		if g.Name == name && a.isOurs(id) && (!ok || id < found.ID) {
+			found, ok = g, true
+		}
+	}
+	return found, ok
+}
+
+// removeGroups deletes this cluster's groups that are neither wanted nor in use.
+func (a *application) removeGroups(ctx context.Context, inUse map[string]bool) error {
+	for id, g := range a.groups {
+		if !a.isOurs(id) || a.wanted[id] || inUse[id] {
+			continue
+		}
+		if err := groups.Delete(ctx, a.ServiceClient, id).ExtractErr(); err != nil && !isRefusal(err) {
+			return fmt.Errorf("delete security group %s: %w", g.Name, err)
+		}
+	}
+	return nil
+}
+
+// diff returns the rules that a group lacks, and the IDs of those that it has in excess.
+func diff(want []rules.Rule, have []neutronrules.SecGroupRule) (missing []rules.Rule, surplus []string) {
+	open := map[rules.Rule]bool{}
+	for _, r := range want {
+		open[r] = true
+	}
+	for _, r := range have {
+		if of, ok := decode(r); ok && open[of] {
+			delete(open, of)
+		} else {
+			surplus = append(surplus, r.ID)
+		}
+	}
+	for _, r := range want {
+		if open[r] {
+			missing = append(missing, r)
+		}
+	}
+	return missing, surplus
+}
+
+// encode returns a rule as Neutron takes it, for the group with an ID.
+func encode(r rules.Rule, group string) neutronrules.CreateOpts {
+	o := neutronrules.CreateOpts{
+		SecGroupID: group, Direction: neutronrules.RuleDirection(r.Direction), EtherType: neutronrules.EtherType4, Protocol: neutronrules.RuleProtocol(r.Protocol),
+		PortRangeMin: int(r.First), PortRangeMax: int(r.Last),
+	}
+	if r.Remote.Addr().Is6() {
+		o.EtherType = neutronrules.EtherType6
+	}
+	if r.Remote.Bits() > 0 {
+		o.RemoteIPPrefix = r.Remote.String()
+	}
+	return o
+}
+
+// decode returns a rule of Neutron; ok is false for one that encode does not write.
+func decode(r neutronrules.SecGroupRule) (of rules.Rule, ok bool) {
+	of = rules.Rule{Direction: rules.Direction(r.Direction), Protocol: r.Protocol, First: uint16(r.PortRangeMin), Last: uint16(r.PortRangeMax)}
+	switch {
+	case r.RemoteGroupID != "" || r.RemoteAddressGroupID != "":
+		return of, false
+	case r.RemoteIPPrefix != "":
+		remote, err := netip.ParsePrefix(r.RemoteIPPrefix)
+		of.Remote = remote.Masked()
+		return of, err == nil
+	case r.EtherType == string(neutronrules.EtherType6):
+		of.Remote = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	default:
+		of.Remote = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return of, true
+}
