@@ -26,10 +26,12 @@ func balanced(o client.Object) (clusterset.ServiceName, bool) {
 	return clusterset.ServiceName{Namespace: o.GetNamespace(), Name: name}, name != ""
 }
 
-// balances reports whether svc is a Service whose gateways balance a ServiceImport.
+// balances reports whether svc is a Service whose gateways balance a ServiceImport. Without a class it may be, because a cluster can have
+// gateways for all such Services.
 func balances(svc *corev1.Service) bool {
 	_, named := balanced(svc)
-	return named && svc.Spec.Type == corev1.ServiceTypeLoadBalancer
+	class := svc.Spec.LoadBalancerClass
+	return named && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == v1alpha1.GatewayClass)
 }
 
 // readGateways adds the Services of a member whose gateways balance the federated Service.
@@ -63,59 +65,68 @@ func (r *Reconciler) readGateways(ctx context.Context, s *snapshot, m reconcile.
 // shapeHostname sets the host name of a federated Service outside of the clusters, if a member Service asks for one, and the addresses
 // of a host name, also of one that a user gave it.
 func (r *Reconciler) shapeHostname(svc *corev1.Service, s *snapshot, fed offers.Federated) error {
+	given, ours := "", []string{"", svc.Annotations[v1alpha1.AnnotationHostnameGiven]}
+	if r.hostname != nil {
+		name, err := r.outsideName(s.name)
+		if err != nil {
+			return fmt.Errorf("spec.hostnameTemplate of the Federation, for service %s: %w", s.name, err)
+		}
+		ours = append(ours, name)
+		if s.asksName {
+			given = name
+		}
+	}
 	named := false
 	for _, prefix := range v1alpha1.ExternalDNSPrefixes() {
 		name := prefix + v1alpha1.ExternalDNSHostname
-		if r.hostname != nil {
-			outside, err := r.outsideName(s.name)
-			switch {
-			case err != nil:
-				return fmt.Errorf("spec.hostnameTemplate of the Federation, for service %s: %w", s.name, err)
-			case s.asksName:
-				metav1.SetMetaDataAnnotation(&svc.ObjectMeta, name, outside)
-			case svc.Annotations[name] == outside: // another value is a user's
-				delete(svc.Annotations, name)
-			}
+		if given != "" || slices.Contains(ours, svc.Annotations[name]) { // another value is a user's
+			annotate(svc, name, given)
 		}
 		named = named || svc.Annotations[name] != ""
 	}
-	var outside offers.Outside
+	annotate(svc, v1alpha1.AnnotationHostnameGiven, given)
+	var outside reach
 	if named {
 		outside = s.outside(svc, fed)
 		s.reach = &outside
 	}
 	for _, prefix := range v1alpha1.ExternalDNSPrefixes() {
-		annotate(svc, prefix+v1alpha1.ExternalDNSTarget, joinAddrs(outside.Addrs))
+		annotate(svc, prefix+v1alpha1.ExternalDNSTarget, joinAddrs(outside.addrs))
 		switch ttl := prefix + v1alpha1.ExternalDNSTTL; {
-		case len(outside.Addrs) > 0 && svc.Annotations[ttl] == "":
+		case len(outside.addrs) > 0 && svc.Annotations[ttl] == "":
 			annotate(svc, ttl, outsideTTL)
-		case len(outside.Addrs) == 0 && svc.Annotations[ttl] == outsideTTL: // another value is a user's
+		case len(outside.addrs) == 0 && svc.Annotations[ttl] == outsideTTL: // another value is a user's
 			annotate(svc, ttl, "")
 		}
 	}
-	annotate(svc, v1alpha1.AnnotationHostnamePorts, portsText(outside.Ports))
+	annotate(svc, v1alpha1.AnnotationHostnamePorts, outside.ports)
 	return nil
 }
 
-// outside returns how clients outside of the clusters reach the federated Service. While endpoints of a cluster are not known well enough
-// to take any away, the addresses that svc has stay.
-func (s *snapshot) outside(svc *corev1.Service, fed offers.Federated) offers.Outside {
-	away := slices.DeleteFunc(slices.Clone(s.away), func(o offers.Offer) bool { return s.dropped[o.Cluster] })
-	now := offers.Reach(fed.Ports, s.gateways, away)
+// reach is where the host name of a Service leads.
+type reach struct {
+	addrs []netip.Addr // sorted
+	ports string       // v1alpha1.AnnotationHostnamePorts
+}
+
+// outside returns where the host name of svc leads. While endpoints of a cluster are not known well enough to take any away, the addresses
+// that svc has stay, as far as there is room for them, except for those of dead clusters.
+func (s *snapshot) outside(svc *corev1.Service, fed offers.Federated) reach {
+	dead := func(o offers.Offer) bool { return s.dropped[o.Cluster] }
+	now := offers.Reach(fed.Ports, s.gateways, slices.DeleteFunc(slices.Clone(s.away), dead))
+	is := reach{now.Addrs, portsText(now.Ports)}
 	if !s.held {
-		return now
+		return is
 	}
-	have := offers.Outside{Addrs: parseTargets(svc)}
+	gone := offers.Addresses(slices.DeleteFunc(slices.Clone(s.away), func(o offers.Offer) bool { return !dead(o) }))
+	have := reach{slices.DeleteFunc(parseTargets(svc), func(a netip.Addr) bool { return gone[a] }), svc.Annotations[v1alpha1.AnnotationHostnamePorts]}
 	switch {
-	case len(have.Addrs) == 0:
-		return now
-	case len(now.Addrs) == 0 || portsText(now.Ports) != svc.Annotations[v1alpha1.AnnotationHostnamePorts]:
+	case len(have.addrs) == 0:
+		return is
+	case len(is.addrs) == 0 || is.ports != have.ports:
 		return have
 	}
-	now.Addrs = append(now.Addrs, have.Addrs...)
-	slices.SortFunc(now.Addrs, netip.Addr.Compare)
-	now.Addrs = slices.Compact(now.Addrs)
-	return now
+	return reach{now.Keep(have.addrs), is.ports}
 }
 
 // hostnameProblems returns the problems of the host name that a member Service asks for.
@@ -125,11 +136,13 @@ func (r *Reconciler) hostnameProblems(s *snapshot) []string {
 		return nil
 	case r.hostname == nil:
 		return []string{fmt.Sprintf("it gets no host name: %s asks for one, and the Federation has no spec.hostnameTemplate; an administrator sets it", v1alpha1.AnnotationAskHostname)}
-	case s.reach == nil || len(s.reach.Addrs) == 0:
+	case s.reach == nil: // the federated Service was not shaped, for another reason
+		return nil
+	case len(s.reach.addrs) == 0:
 		return []string{"its host name has no address: no endpoint is ready"}
-	case len(s.reach.Ports) > 0:
+	case s.reach.ports != "":
 		return []string{fmt.Sprintf("its host name leads to other ports (%s): no gateway balances it, and no endpoint serves all of its ports; annotate a Service of type LoadBalancer with %s, or use these ports",
-			portsText(s.reach.Ports), v1alpha1.AnnotationServiceImport)}
+			s.reach.ports, v1alpha1.AnnotationServiceImport)}
 	}
 	return nil
 }

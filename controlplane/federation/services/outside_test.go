@@ -227,9 +227,52 @@ func TestGatewayChanges(t *testing.T) {
 	}
 }
 
-// The name that federations look for is the gateways'.
-func TestServiceImportAnnotation(t *testing.T) {
+// A host name goes with its template, and follows it. The name that a user gave stays.
+func TestHostnameTemplateChanges(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{HostnameTemplate: outsideShop})
+	w.offer("a", "web", global, "shop", func(s *corev1.Service) { s.Annotations[askHostname] = "true" }, "10.1.0.1")
+	w.offer("a", "own", global, "own", nil, "10.1.0.2")
+	w.wants("with a template", "shop.example.org 10.1.0.1 30", "80/TCP=8080")
+	w.edit("a", system, "own", func(s *corev1.Service) {
+		for _, prefix := range v1alpha1.ExternalDNSPrefixes() {
+			s.Annotations[prefix+"hostname"] = "foo.my-org.com"
+		}
+	})
+	w.restart(v1alpha1.FederationSpec{HostnameTemplate: "{{.Name}}.example.net"})
+	w.wants("with another one", "shop.example.net 10.1.0.1 30", "80/TCP=8080")
+	w.restart(v1alpha1.FederationSpec{})
+	w.wants("without one", "", "")
+	if got := w.outside("a", system, "own"); got != "foo.my-org.com 10.1.0.2 30" {
+		t.Errorf("the user's own name is %q", got)
+	}
+}
+
+// A Service whose class is that of another load balancer leads no machine to gateways.
+func TestForeignLoadBalancer(t *testing.T) {
+	w := newTestbed(t, v1alpha1.FederationSpec{HostnameTemplate: outsideShop})
+	w.offer("a", "web", global, "shop", func(s *corev1.Service) { s.Annotations[askHostname] = "true" }, "10.1.0.1")
+	for class, address := range map[string]string{"example.org/other": "192.0.2.5", service.Class: "192.0.2.6"} {
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, GenerateName: "outside-", Annotations: map[string]string{service.AnnotationServiceImport: "shop"}},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: &class, Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}},
+			},
+		}
+		w.create("b", svc)
+		svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: address}}
+		if err := w.Member("b").Client().Status().Update(t.Context(), svc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.wants("of two load balancers", "shop.example.org 192.0.2.6 30", "")
+}
+
+// The names that federations look for are the gateways'.
+func TestNamesOfGateways(t *testing.T) {
 	if v1alpha1.AnnotationServiceImport != service.AnnotationServiceImport {
 		t.Error(fmt.Sprint(v1alpha1.AnnotationServiceImport, " is not that of the gateways"))
+	}
+	if v1alpha1.GatewayClass != service.Class {
+		t.Error(fmt.Sprint(v1alpha1.GatewayClass, " is not that of the gateways"))
 	}
 }

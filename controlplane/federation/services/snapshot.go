@@ -42,7 +42,7 @@ type snapshot struct {
 	dropped  map[clusterset.ClusterID]bool               // dead clusters, if others serve
 	blocked  ownAddresses                                // addresses of the members themselves, inside the ranges of ClusterSetIPs
 
-	reach *offers.Outside // of its host name; nil without one
+	reach *reach // of its host name; nil without one
 
 	// Existing objects in the reconciled member.
 	service *corev1.Service // nil without one

@@ -38,6 +38,7 @@ func TestReach(t *testing.T) {
 	renamed := target(clusterset.Port{Name: "web", Port: 80, Protocol: clusterset.TCP}, 80)
 	for name, c := range map[string]struct {
 		gateways, members []offers.Offer
+		ports             []clusterset.Port // http and https by default
 		want              string
 	}{
 		"nobody":                {want: "[] []"},
@@ -45,12 +46,16 @@ func TestReach(t *testing.T) {
 		"other ports":           {members: []offers.Offer{at("a", moved, "10.1.0.1"), at("b", moved, "10.2.0.1")}, want: "[10.1.0.1 10.2.0.1] [80=8080 443=8443]"},
 		"most ports come first": {members: []offers.Offer{at("a", moved, "10.1.0.1"), at("b", partly, "203.0.113.1")}, want: "[203.0.113.1] [443=0]"},
 		"then more ports":       {members: []offers.Offer{at("a", moved[:1], "10.1.0.1", "10.1.0.2"), at("b", moved, "10.2.0.1")}, want: "[10.2.0.1] [80=8080 443=8443]"},
-		"then more addresses":   {members: []offers.Offer{at("a", moved[:1], "10.1.0.1", "10.1.0.2"), at("b", moved[1:], "10.2.0.1")}, want: "[10.1.0.1 10.1.0.2] [80=8080 443=0]"},
+		"then the first one":    {members: []offers.Offer{at("b", moved[1:], "10.2.0.1", "10.2.0.2"), at("a", moved[:1], "10.1.0.1")}, want: "[10.1.0.1] [80=8080 443=0]"},
 		"names do not matter":   {members: []offers.Offer{at("a", []offers.Target{renamed, target(https, 443)}, "10.1.0.1")}, want: "[10.1.0.1] []"},
 		"gateways":              {gateways: []offers.Offer{at("c", own, "192.0.2.1", "2001:db8::1")}, members: []offers.Offer{at("b", own, "203.0.113.1")}, want: "[192.0.2.1 2001:db8::1] []"},
 		"a gateway's own port": {
 			gateways: []offers.Offer{at("c", []offers.Target{target(clusterset.Port{Name: "http", Port: 8000, Protocol: clusterset.TCP}, 8000), target(https, 443)}, "192.0.2.1")},
 			want:     "[192.0.2.1] [80=8000]",
+		},
+		"a gateway's port of that name": {
+			gateways: []offers.Offer{at("c", []offers.Target{target(clusterset.Port{Name: "admin", Port: 9000, Protocol: clusterset.TCP}, 9000), target(http, 8000)}, "192.0.2.1")},
+			ports:    []clusterset.Port{http}, want: "[192.0.2.1] [80=8000]",
 		},
 		"a gateway of no port": {
 			gateways: []offers.Offer{at("c", []offers.Target{target(clusterset.Port{Name: "dns", Port: 53, Protocol: clusterset.UDP}, 53)}, "192.0.2.1")},
@@ -58,7 +63,10 @@ func TestReach(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := offers.Reach([]clusterset.Port{http, https}, c.gateways, c.members)
+			if c.ports == nil {
+				c.ports = []clusterset.Port{http, https}
+			}
+			got := offers.Reach(c.ports, c.gateways, c.members)
 			ports := []string{}
 			for _, p := range got.Ports {
 				ports = append(ports, fmt.Sprintf("%d=%d", p.Port.Port, p.Number))
@@ -90,5 +98,20 @@ func TestReachIsBounded(t *testing.T) {
 	kept := slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return !slices.Contains(left, a) })
 	if len(left) != 32 || len(kept) != 31 {
 		t.Errorf("without %s there are %v, before %v", gone, left, all)
+	}
+}
+
+// Former addresses stay beside the present ones as far as there is room for their family.
+func TestKeep(t *testing.T) {
+	var now, former []netip.Addr
+	for i := range 15 {
+		now = append(now, netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}))
+		former = append(former, netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}))
+	}
+	former = append(former, now[0], netip.MustParseAddr("fd00::1"))
+	kept := offers.Outside{Addrs: now}.Keep(former)
+	want := slices.Concat([]netip.Addr{former[0]}, now, former[16:])
+	if !slices.Equal(kept, want) {
+		t.Errorf("%v; want %v", kept, want)
 	}
 }
