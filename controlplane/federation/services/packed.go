@@ -121,6 +121,9 @@ func formatUID(u [16]byte) types.UID {
 	return types.UID(h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:])
 }
 
+// Name is part of objectcache.Packed. All members have slices of the same names.
+func (p *ownSlice) Name() string { return p.name.Value() }
+
 // Local is part of objectcache.Packed. All slices of ours are local.
 func (*ownSlice) Local() bool { return true }
 

@@ -31,7 +31,7 @@ type Kind struct {
 }
 
 // Packed is an object in a form that takes little memory. Its type is comparable. A Packed with a method Local() bool answers
-// Kind.Local without being unpacked.
+// Kind.Local without being unpacked, and one with a method Name() string saves the memory of the object's name: the cache uses the result.
 type Packed interface {
 	// Unpack returns the trimmed object, which the caller owns.
 	Unpack() client.Object

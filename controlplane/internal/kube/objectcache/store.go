@@ -18,9 +18,15 @@ func newStore[T, K comparable](index func(T) (K, bool)) store[T, K] {
 	return store[T, K]{index: index, objects: map[string]map[string]T{}, byIndex: map[K][]T{}}
 }
 
+// sharesName is an item that has its name in memory that it may share with items of other caches.
+type sharesName interface{ Name() string }
+
 // put files an item in the place of an earlier one of that name.
 func (s *store[T, K]) put(namespace, name string, item T) {
 	s.unindex(s.objects[namespace][name])
+	if n, ok := any(item).(sharesName); ok {
+		name = n.Name()
+	}
 	named := s.objects[namespace]
 	if named == nil {
 		named = map[string]T{}
