@@ -122,7 +122,7 @@ func TestSilentCloudReleasesNoServer(t *testing.T) {
 	e.await(t, "1", w.namespace+"/db 2")
 }
 
-// What the cloud refuses and what policies cannot say to machines is reported; the policy gets an event.
+// Refusals of the cloud and parts of policies that do not apply to machines are reported; the policy gets an event.
 func TestPolicyFaultsAreTold(t *testing.T) {
 	w := newTestbed(t)
 	e := &enforcer{refused: map[string]string{"1": "the quota is exhausted"}}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -106,10 +107,7 @@ func wantedNodes(machines []machine) (wanted map[client.ObjectKey]node, problems
 func (n node) fill(key client.ObjectKey) {
 	n.SetNamespace(key.Namespace)
 	n.SetName(key.Name)
-	labels := map[string]string{}
-	for key, value := range n.machine.labels {
-		labels[key] = value
-	}
+	labels := maps.Clone(n.machine.labels)
 	labels[isthmus.LabelManagedBy] = v1alpha1.ManagedByMachines
 	n.machine.source.mark(labels)
 	n.SetLabels(labels)

@@ -244,8 +244,13 @@ var rules = map[string]rule{
 		why: "its types change with its majors, and another speaker may take its place",
 	},
 	"gophercloud stops at the clouds' adapters": {
-		who: product, except: []string{"controlplane/workloads/nova", "controlplane/workloads/octavia", "controlplane/workloads/internal/openstack", "gateway/openstack"}, ban: []string{"github.com/gophercloud/gophercloud/..."}, direct: true,
-		why: "nova and octavia read machines and load balancers, gateway/openstack manages addresses; the rest must work with any cloud",
+		who: product,
+		except: []string{
+			"controlplane/workloads/nova", "controlplane/workloads/octavia", "controlplane/workloads/neutron", "controlplane/workloads/neutron/neutrontest",
+			"controlplane/workloads/internal/openstack", "gateway/openstack",
+		},
+		ban: []string{"github.com/gophercloud/gophercloud/..."}, direct: true,
+		why: "nova and octavia read machines and load balancers, neutron writes security groups, gateway/openstack manages addresses; the rest must work with any cloud",
 	},
 	"clients stay at the edge": {
 		who: product,
