@@ -80,7 +80,7 @@ func New(ctx context.Context, cfg Config) *Engine {
 	for i, r := range cfg.Reconcilers {
 		if runner, ok := r.(reconcile.Runner); ok {
 			e.running.Go(func() {
-				if err := runner.Run(e.ctx, func(key reconcile.Key) { e.enqueue(i, key) }); err != nil && e.ctx.Err() == nil {
+				if err := runner.Run(e.ctx, func(key reconcile.Key, in ...clusterset.ClusterID) { e.enqueueIn(i, key, in) }); err != nil && e.ctx.Err() == nil {
 					cfg.Log.Error("a reconciler of the federation ended", "component", r.Name(), "err", err)
 				}
 			})
@@ -201,6 +201,17 @@ func (e *Engine) enqueueAt(i int, m *member.Member, keys ...reconcile.Key) {
 	for q := range e.queues {
 		if q.index == i && (m == nil || q.member.Member == m) {
 			q.add(keys...)
+		}
+	}
+}
+
+// enqueueIn adds a key to the queues of the members in that this process leads, or of all that it leads without any.
+func (e *Engine) enqueueIn(i int, key reconcile.Key, in []clusterset.ClusterID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for q := range e.queues {
+		if q.index == i && (len(in) == 0 || slices.Contains(in, q.member.ID())) {
+			q.add(key)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strconv"
 	"sync"
@@ -13,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
@@ -21,7 +24,11 @@ import (
 func TestEnqueueLocalKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a, b := new(member.Member), new(member.Member)
+		a, errA := member.New(member.Config{}, federationv1alpha1.MemberCluster{ClusterID: "a"}, "")
+		b, errB := member.New(member.Config{}, federationv1alpha1.MemberCluster{ClusterID: "b"}, "")
+		if err := errors.Join(errA, errB); err != nil {
+			t.Fatal(err)
+		}
 		e := &Engine{queues: map[*queue]bool{}}
 		all := []*queue{
 			newQueue(e, 0, &managedMember{Member: a}, nil, slog.New(slog.DiscardHandler)),
@@ -47,6 +54,10 @@ func TestEnqueueLocalKeys(t *testing.T) {
 		e.enqueue(0, reconcile.Key{Name: "everywhere"})
 		if diff := cmp.Diff([]int{2, 0, 1}, waiting()); diff != "" {
 			t.Errorf("keys after a change of a shared object (-want +have):\n%s", diff)
+		}
+		e.enqueueIn(0, reconcile.Key{Name: "in b"}, []clusterset.ClusterID{"b"})
+		if diff := cmp.Diff([]int{2, 0, 2}, waiting()); diff != "" {
+			t.Errorf("keys of one member (-want +have):\n%s", diff)
 		}
 	})
 }

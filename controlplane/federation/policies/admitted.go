@@ -68,17 +68,24 @@ func namedService(namespace string, peer *networkingv1.NetworkPolicyPeer) (name 
 	return name, name.Name != "" && name.Namespace != "" && peer.IPBlock == nil
 }
 
-// ServiceChanged has the policies that name a federated Service as a peer reconciled again. Any goroutine may call it.
-func (r *Reconciler) ServiceChanged(name clusterset.ServiceName) {
+// ServiceChanged has the policies of a member that name a federated Service as a peer reconciled again there, after the Service changed in
+// that member: each of the others has the same Service, and reports its own change. Any goroutine may call it.
+func (r *Reconciler) ServiceChanged(in clusterset.ClusterID, name clusterset.ServiceName) {
+	enqueue := r.enqueue.Load()
+	if enqueue == nil {
+		return // every key is about to be reconciled
+	}
 	r.mu.Lock()
-	keys := map[reconcile.Key]bool{}
+	var keys []reconcile.Key
 	for at, named := range r.peers {
-		if slices.Contains(named, name) {
-			keys[at.key] = true
+		if at.member == in && slices.Contains(named, name) {
+			keys = append(keys, at.key)
 		}
 	}
 	r.mu.Unlock()
-	r.requeue(slices.Collect(maps.Keys(keys))...)
+	for _, key := range keys {
+		(*enqueue)(key, in)
+	}
 }
 
 // notePeers records the Services that a policy names in a member.

@@ -141,11 +141,15 @@ func TestServicesAsPeers(t *testing.T) {
 
 	// Endpoints come: the policy's key is reconciled again.
 	var again []reconcile.Key
-	p.enqueue.Store(new(func(key reconcile.Key) { again = append(again, key) }))
-	p.ServiceChanged(clusterset.ServiceName{Namespace: shop, Name: "cart"})
-	p.ServiceChanged(clusterset.ServiceName{Namespace: shop, Name: "other"})
-	if len(again) != 1 || again[0].Name != "shop" || again[0].Namespace != shop {
-		t.Errorf("a change of cart reconciles %v", again)
+	var into []clusterset.ClusterID
+	p.enqueue.Store(new(reconcile.Enqueue(func(key reconcile.Key, in ...clusterset.ClusterID) {
+		again, into = append(again, key), append(into, in...)
+	})))
+	p.ServiceChanged("b", clusterset.ServiceName{Namespace: shop, Name: "cart"})
+	p.ServiceChanged("b", clusterset.ServiceName{Namespace: shop, Name: "other"})
+	p.ServiceChanged("c", clusterset.ServiceName{Namespace: shop, Name: "cart"})
+	if len(again) != 1 || again[0].Name != "shop" || again[0].Namespace != shop || !slices.Equal(into, []clusterset.ClusterID{"b"}) {
+		t.Errorf("a change of cart in b reconciles %v in %v", again, into)
 	}
 	for _, m := range []*reconciletest.Member{a, b} {
 		put(t, m, slice(shop, "cart", 2, "8080,9100,5353 10.3.0.1"))

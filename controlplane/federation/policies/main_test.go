@@ -90,7 +90,7 @@ func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Re
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx, func(reconcile.Key) {}) }()
+	go func() { ended <- p.Run(ctx, func(reconcile.Key, ...clusterset.ClusterID) {}) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -66,8 +66,8 @@ var (
 type Reconciler struct {
 	config   Config
 	guard    *withdrawal.Guard[reconcile.Key]
-	enqueue  atomic.Pointer[func(reconcile.Key)] // set by Run
-	seen     sync.Map                            // policyIn: policies that the guard knows
+	enqueue  atomic.Pointer[reconcile.Enqueue] // set by Run
+	seen     sync.Map                          // policyIn: policies that the guard knows
 	endings  reconcile.Endings
 	removals *removals
 

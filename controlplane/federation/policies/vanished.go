@@ -19,7 +19,7 @@ type policyIn struct {
 }
 
 // Run decides on origins that vanished, until ctx ends.
-func (r *Reconciler) Run(ctx context.Context, enqueue func(reconcile.Key)) error {
+func (r *Reconciler) Run(ctx context.Context, enqueue reconcile.Enqueue) error {
 	r.enqueue.Store(&enqueue)
 	var running errgroup.Group
 	running.Go(func() error { return r.guard.Run(ctx) })

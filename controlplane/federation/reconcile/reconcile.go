@@ -38,10 +38,12 @@ type Reconciler interface {
 
 // Runner is a Reconciler with work besides Reconcile, such as a wait for something that is not a Watch.
 type Runner interface {
-	// Run works until ctx ends, also while this process leads no member. It calls enqueue to have a key reconciled again
-	// in all led members.
-	Run(ctx context.Context, enqueue func(Key)) error
+	// Run works until ctx ends, also while this process leads no member. It calls enqueue to have keys reconciled again.
+	Run(ctx context.Context, enqueue Enqueue) error
 }
+
+// Enqueue has a key reconciled again in those of the members in that this process leads, or in all that it leads without any.
+type Enqueue func(key Key, in ...clusterset.ClusterID)
 
 // Guarded is a Reconciler that holds back withdrawals that look like an accident.
 type Guarded interface {

@@ -44,7 +44,7 @@ func (r *Reconciler) applyService(ctx context.Context, into reconcile.Writer, s 
 	if err := into.Replace(ctx, svc); err != nil {
 		return nil, fmt.Errorf("change service %s: %w", s.name, err)
 	}
-	r.noteChanged(s.name)
+	r.noteChanged(into, s.name)
 	r.log.Info("federated service changed", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
 	return svc, nil
 }

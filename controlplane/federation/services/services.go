@@ -53,7 +53,7 @@ type Config struct {
 	// Probe tells whether any of a few endpoints of a cluster answers. Nil tries TCP handshakes.
 	Probe Probe
 	// Changed, if not nil, is called after endpoints or ports of a federated Service changed in a member that this process leads.
-	Changed func(clusterset.ServiceName)
+	Changed func(clusterset.ClusterID, clusterset.ServiceName)
 	// Guard configures the withdrawal guard. Its callbacks are not used.
 	Guard withdrawal.Config[clusterset.ServiceName]
 	Log   *slog.Logger
@@ -66,12 +66,12 @@ type Reconciler struct {
 	hosts    *hosts.Hosts
 	log      *slog.Logger
 	guard    *withdrawal.Guard[clusterset.ServiceName]
-	enqueue  atomic.Pointer[func(reconcile.Key)] // set by Run
+	enqueue  atomic.Pointer[reconcile.Enqueue] // set by Run
 	vips     vips
 	grants   grants.Rules
 	isthmus  string // the namespace of Isthmus in every member
 	probe    Probe
-	changed  func(clusterset.ServiceName) // may be nil
+	changed  func(clusterset.ClusterID, clusterset.ServiceName) // may be nil
 	// reached has the ids of clusters whose endpoints a probe has reached once. A probe that never reaches a cluster, such as behind a
 	// NetworkPolicy or in a network that does not route between clusters, proves nothing when it does not reach it either.
 	reached  sync.Map
@@ -195,7 +195,7 @@ func Fault(svc *corev1.Service, member v1alpha1.MemberCluster) error {
 func (r *Reconciler) Name() string { return "services" }
 
 // Run decides on withdrawals, and resolves host names of load balancers, until ctx ends.
-func (r *Reconciler) Run(ctx context.Context, enqueue func(reconcile.Key)) error {
+func (r *Reconciler) Run(ctx context.Context, enqueue reconcile.Enqueue) error {
 	r.enqueue.Store(&enqueue)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.guard.Run(ctx) })

@@ -137,15 +137,15 @@ func (r *Reconciler) applySlices(ctx context.Context, into reconcile.Writer, s *
 		Delete: func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return into.Delete(ctx, es) },
 	}.Run(ctx)
 	if wrote {
-		r.noteChanged(s.name)
+		r.noteChanged(into, s.name)
 	}
 	return err
 }
 
-// noteChanged says that endpoints or ports of a federated Service changed.
-func (r *Reconciler) noteChanged(name clusterset.ServiceName) {
+// noteChanged says that endpoints or ports of a federated Service changed in a member.
+func (r *Reconciler) noteChanged(in reconcile.Member, name clusterset.ServiceName) {
 	if r.changed != nil {
-		r.changed(name)
+		r.changed(in.ID(), name)
 	}
 }
 

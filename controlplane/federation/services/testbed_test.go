@@ -131,7 +131,7 @@ func (w *testbed) runs() func() {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	go func() {
 		defer close(done)
-		_ = w.reconciler.Run(ctx, func(key reconcile.Key) { asked <- key })
+		_ = w.reconciler.Run(ctx, func(key reconcile.Key, _ ...clusterset.ClusterID) { asked <- key })
 	}()
 	w.t.Cleanup(func() {
 		cancel()
