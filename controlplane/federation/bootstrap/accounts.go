@@ -56,6 +56,10 @@ func rules(mapper meta.RESTMapper, kinds []federationv1alpha1.PolicyKind) []rbac
 		}
 		given = append(given, rbacv1.PolicyRule{APIGroups: []string{gvk.Group}, Resources: []string{resource.Resource}, Verbs: all})
 	}
+	if core := (federationv1alpha1.PolicyKind{Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy"}); !slices.Contains(kinds, core) {
+		// Leaders delete what they wrote for the peers of such policies.
+		given = append(given, rbacv1.PolicyRule{APIGroups: []string{core.Group}, Resources: []string{"networkpolicies"}, Verbs: append(read, "patch", "delete")})
+	}
 	return given
 }
 

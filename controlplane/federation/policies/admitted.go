@@ -3,6 +3,7 @@ package policies
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -23,6 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 const (
@@ -34,9 +37,6 @@ const (
 	// maxAdmitted is how many addresses of federated Services a policy admits in each direction. 5,000 take some 400 kB.
 	maxAdmitted = 5000
 )
-
-// networkPolicy is the Kind of the keys of core NetworkPolicies, the only ones whose rules add up, so that leaders may add some.
-const networkPolicy = "NetworkPolicy.v1.networking.k8s.io"
 
 // admittedFor returns the policy for whose peers leaders made o, and whether they did.
 func admittedFor(o metav1.Object) (policy string, ok bool) {
@@ -139,6 +139,32 @@ func (r *Reconciler) admitServices(ctx context.Context, key reconcile.Key, into 
 		return nil
 	}
 	return err
+}
+
+// leftPeers watches what leaders wrote for the peers of core NetworkPolicies before that kind left the Federation. Nothing follows the
+// endpoints any more, so other pods get the addresses that are admitted there.
+func (r *Reconciler) leftPeers() reconcile.Watch {
+	return reconcile.Watch{Keys: r.keysOfPolicy(corePolicies), Kind: objectcache.Kind{
+		Source: objectcache.Source{
+			Object:   object(corePolicies),
+			Selector: labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}),
+			Keep:     func(o client.Object) bool { _, made := admittedFor(o); return made }, SkipIfForbidden: true,
+		},
+		Local: func(client.Object) bool { return true },
+	}}
+}
+
+// dropPeers deletes what leaders wrote for the peers of the policy of a key, whose kind left the Federation.
+func dropPeers(ctx context.Context, key reconcile.Key, into reconcile.Writer) error {
+	have := empty(key)
+	err := into.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: admittedName(key.Name)}, have)
+	if _, made := admittedFor(have); err == nil && made {
+		err = into.Delete(ctx, have)
+	}
+	if errors.Is(err, objectcache.ErrNotSynced) {
+		return nil
+	}
+	return client.IgnoreNotFound(err)
 }
 
 // tellFaults records an event when the reason changes why peers of a policy are not admitted.

@@ -174,6 +174,34 @@ func TestServicesAsPeers(t *testing.T) {
 	}
 }
 
+// When NetworkPolicy leaves the kinds of the Federation, what leaders wrote for its peers goes. The policies stay.
+func TestServicesAsPeersLeave(t *testing.T) {
+	f := federation(t)
+	a, b := f.Member("a"), f.Member("b")
+	shop := "shop-" + strings.ToLower(rand.Text())
+	for _, m := range []*reconciletest.Member{a, b} {
+		namespace(t, m, shop)
+		federatedService(t, m, shop, "web", "8080,9100,5353 10.1.0.1")
+	}
+	origin := put(t, a, strings.ReplaceAll(cartPolicy, "NAMESPACE", shop))
+	for range 2 {
+		settle(t, f)
+	}
+	if len(admits(t, a, origin)) == 0 || len(admits(t, b, origin)) == 0 {
+		t.Fatal("a or b does not admit the Services")
+	}
+	others, _, _ := replicating(t, time.Millisecond, federationv1alpha1.PoliciesSpec{Kinds: defaults[:1]})
+	settle(t, others)
+	for _, m := range []*reconciletest.Member{a, b} {
+		if have := admits(t, m, origin); len(have) > 0 {
+			t.Errorf("%s still admits %q", m.ID(), have)
+		}
+		if get(t, m, origin) == nil {
+			t.Errorf("%s has not the policy any more", m.ID())
+		}
+	}
+}
+
 // Rules of a direction that the policy's policyTypes do not have are ignored, and so are their peers.
 func TestPeersOfIgnoredRules(t *testing.T) {
 	f := federation(t)

@@ -8,11 +8,16 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
+// corePolicies are the only kind whose rules add up, so that leaders may add some for its peers. networkPolicy is the Kind of their keys.
+var corePolicies = federationv1alpha1.PolicyKind{Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy"}
+
+const networkPolicy = "NetworkPolicy.v1.networking.k8s.io"
+
 // defaults are the kinds that are replicated if the Federation lists none.
 var defaults = []federationv1alpha1.PolicyKind{
 	{Group: "crd.antrea.io", Version: "v1beta1", Kind: "ClusterNetworkPolicy"},
 	{Group: "crd.antrea.io", Version: "v1beta1", Kind: "NetworkPolicy"},
-	{Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy"},
+	corePolicies,
 	{Group: "policy.networking.k8s.io", Version: "v1alpha1", Kind: "AdminNetworkPolicy"},
 	{Group: "policy.networking.k8s.io", Version: "v1alpha2", Kind: "ClusterNetworkPolicy"},
 }

@@ -61,6 +61,12 @@ func federation(t *testing.T) *reconciletest.Federation {
 // guarded is federation with another window of the guard. It also returns the Reconciler and the write requests to a.
 func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Reconciler, *apitest.Writes) {
 	t.Helper()
+	return replicating(t, window, federationv1alpha1.PoliciesSpec{})
+}
+
+// replicating is guarded for the kinds of a spec.
+func replicating(t *testing.T, window time.Duration, spec federationv1alpha1.PoliciesSpec) (*reconciletest.Federation, *Reconciler, *apitest.Writes) {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), admissionregistrationv1.AddToScheme(scheme))
 	if err != nil {
@@ -85,7 +91,7 @@ func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Re
 		}
 	}
 	p := New(Config{
-		Kinds: Kinds(federationv1alpha1.PoliciesSpec{}), Namespace: installed,
+		Kinds: Kinds(spec), Namespace: installed,
 		Guard: withdrawal.Config[reconcile.Key]{Times: withdrawal.Times{Window: window, Grace: window}},
 	})
 	ctx, cancel := context.WithCancel(t.Context())

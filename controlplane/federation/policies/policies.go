@@ -107,6 +107,9 @@ func (r *Reconciler) Watches() []reconcile.Watch {
 			Keys: r.keysOfPolicy(kind), Deleted: r.removals.seen(kind), Counted: isCopy,
 		})
 	}
+	if !slices.Contains(r.config.Kinds, corePolicies) {
+		watches = append(watches, r.leftPeers())
+	}
 	return watches
 }
 
@@ -242,6 +245,10 @@ func (*Reconciler) list(ctx context.Context, from client.Reader, kind federation
 
 // Reconcile is part of reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
+	if key.Kind == networkPolicy && !slices.Contains(r.config.Kinds, corePolicies) {
+		return dropPeers(ctx, key, into)
+	}
+	r.removals.leads(into) // before it reads: a deletion that it sees later counts
 	seen := make([]observed, len(all))
 	here := -1
 	for i, m := range all {
@@ -264,7 +271,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 
 // replicate brings the policy in one member in line with all members.
 func (r *Reconciler) replicate(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *observed, all []observed) error {
-	r.removals.leads(into)
 	r.forget(key, all)
 	r.note(key, all)
 	if o := here.object; o != nil {
