@@ -205,7 +205,7 @@ func (e *Engine) enqueueAt(i int, m *member.Member, keys ...reconcile.Key) {
 	}
 }
 
-// enqueueIn adds a key to the queues of the members in that this process leads, or of all that it leads without any.
+// enqueueIn adds a key to the queues of the given members, as far as this process leads them. Without members it means all.
 func (e *Engine) enqueueIn(i int, key reconcile.Key, in []clusterset.ClusterID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -42,7 +42,7 @@ type Runner interface {
 	Run(ctx context.Context, enqueue Enqueue) error
 }
 
-// Enqueue has a key reconciled again in those of the members in that this process leads, or in all that it leads without any.
+// Enqueue has a key reconciled again in the given members, as far as this process leads them. Without members it means all.
 type Enqueue func(key Key, in ...clusterset.ClusterID)
 
 // Guarded is a Reconciler that holds back withdrawals that look like an accident.
