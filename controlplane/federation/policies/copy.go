@@ -38,6 +38,7 @@ func copyFrom(cluster string, origin *unstructured.Unstructured) *unstructured.U
 	want.SetLabels(labels)
 	want.SetAnnotations(annotations)
 	annotations[annotationContent] = digest(want.Object)
+	annotations[annotationOriginUID] = string(origin.GetUID())
 	want.SetAnnotations(annotations)
 	return want
 }

@@ -189,8 +189,12 @@ func gone(t *testing.T, f *reconciletest.Federation, m *reconciletest.Member, o 
 // states returns the status of o in m, as sorted "MEMBER STATE".
 func states(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured) string {
 	t.Helper()
+	have := get(t, m, o)
+	if have == nil {
+		return "no policy"
+	}
 	var all []string
-	members := ReadStatus(get(t, m, o)).Members
+	members := ReadStatus(have).Members
 	for _, id := range slices.Sorted(maps.Keys(members)) {
 		all = append(all, string(id)+" "+string(members[id].State))
 	}

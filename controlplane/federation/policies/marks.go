@@ -20,6 +20,8 @@ const (
 	// annotationOrigin marks a copy, together with our label. It is CLUSTER/NAMESPACE/NAME or CLUSTER/NAME of the origin. A
 	// user's object that was made from the text of a copy has another name, and is therefore not taken for a copy.
 	annotationOrigin = ours + "origin"
+	// annotationOriginUID on a copy is the uid of its origin. An origin that was deleted and created again has another one.
+	annotationOriginUID = ours + "origin-uid"
 	// annotationContent on a copy is the digest of its origin's content when it was written. A copy with that digest and
 	// other content was edited.
 	annotationContent = ours + "content"
@@ -58,6 +60,11 @@ func copyOf(o metav1.Object) (cluster string, ok bool) {
 
 // originMark returns the value of annotationOrigin on the copies of o, an object in cluster.
 func originMark(cluster string, o metav1.Object) string { return cluster + "/" + pathOf(o) }
+
+// isCopyOf reports whether the annotations of a copy mark it as one of o, an object in cluster.
+func isCopyOf(marks map[string]string, cluster string, o metav1.Object) bool {
+	return marks[annotationOrigin] == originMark(cluster, o) && marks[annotationOriginUID] == string(o.GetUID())
+}
 
 // pathOf returns NAMESPACE/NAME, or NAME.
 func pathOf(o metav1.Object) string {

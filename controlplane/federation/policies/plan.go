@@ -116,8 +116,7 @@ func decide(into *observed, all []observed) step {
 		return step{verb: leave}
 	}
 	have := into.object.GetAnnotations()
-	edited := have[annotationOrigin] == want.GetAnnotations()[annotationOrigin] &&
-		have[annotationContent] == want.GetAnnotations()[annotationContent]
+	edited := isCopyOf(have, string(from.member), from.object) && have[annotationContent] == want.GetAnnotations()[annotationContent]
 	return step{verb: replace, want: want, edited: edited}
 }
 

@@ -76,6 +76,7 @@ func TestDecide(t *testing.T) {
 		"right":                        {into: in("c", made), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
 		"origin has changed":           {into: in("c", made), others: []observed{in("b", asked(1, "y"))}, want: replace, state: Pending},
 		"copy was edited":              {into: in("c", edit(made, say("y"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
+		"origin was created again":     {into: in("c", made), others: []observed{in("b", edit(asked(1, "x"), func(o *unstructured.Unstructured) { o.SetUID("again") }))}, want: replace, state: Pending},
 		"copy lost a label":            {into: in("c", edit(made, annotate("kept", "no"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
 		"copy was asked to travel":     {into: in("c", edit(made, annotate(federationv1alpha1.AnnotationPolicy, "true"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
 		"copy was mended":              {into: in("c", edit(made, annotate(annotationRestored, "noon"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Drift},
@@ -149,7 +150,7 @@ func TestCopyFrom(t *testing.T) {
 			"namespace": "demo", "name": "allow",
 			"labels": map[string]any{"app": "shop", "app.kubernetes.io/managed-by": "federation.isthmus.dev"},
 			"annotations": map[string]any{
-				"kept": "yes", annotationOrigin: "b/demo/allow", annotationContent: copyFrom("b", o).GetAnnotations()[annotationContent],
+				"kept": "yes", annotationOrigin: "b/demo/allow", annotationOriginUID: "1", annotationContent: copyFrom("b", o).GetAnnotations()[annotationContent],
 			},
 		},
 	}

@@ -39,8 +39,9 @@ type removals struct {
 
 // deletion is a copy that this process saw being deleted.
 type deletion struct {
-	origin string // annotationOrigin
-	at     time.Time
+	uid   types.UID
+	marks map[string]string // its annotations
+	at    time.Time
 }
 
 // term is the time for which this process leads a member.
@@ -87,7 +88,7 @@ func (r *removals) seen(kind federationv1alpha1.PolicyKind) func(reconcile.Membe
 				delete(r.deleted, other)
 			}
 		}
-		r.deleted[of] = deletion{o.GetAnnotations()[annotationOrigin], time.Now()}
+		r.deleted[of] = deletion{o.GetUID(), o.GetAnnotations(), time.Now()}
 		r.guard.Offered(from.ID(), key)
 		r.guard.Vanished(from.ID(), key)
 	}
@@ -126,13 +127,14 @@ func (r *removals) leads(into reconcile.Writer) {
 	}
 }
 
-// isDeleted reports whether a user deleted the copy of an origin in a member while this process led the member.
-func (r *removals) isDeleted(into reconcile.Writer, key reconcile.Key, origin string) bool {
+// isDeleted reports whether a user deleted the copy of from, the origin, in a member while this process led the member. The copy of an
+// earlier origin of that name does not count: the user who created the new one did not know of the deletion.
+func (r *removals) isDeleted(into reconcile.Writer, key reconcile.Key, from *observed) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of, now := policyIn{into.ID(), key}, time.Now()
 	d, ok := r.deleted[of]
-	if t := r.terms[into.ID()]; ok && (d.origin != origin || d.at.Before(t.since) || now.Sub(d.at) > removalKept) {
+	if t := r.terms[into.ID()]; ok && (!isCopyOf(d.marks, string(from.member), from.object) || d.at.Before(t.since) || now.Sub(d.at) > removalKept) {
 		delete(r.deleted, of)
 		ok = false
 	}
@@ -152,10 +154,16 @@ func (r *removals) users(member clusterset.ClusterID, key reconcile.Key) {
 	r.done(member, key)
 }
 
-// there records that a member has a copy.
-func (r *removals) there(member clusterset.ClusterID, key reconcile.Key) {
+// there records that a member has a copy, unless that copy was deleted after the caller had read it.
+func (r *removals) there(member clusterset.ClusterID, key reconcile.Key, uid types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := policyIn{member, key}
+	if d, ok := r.deleted[of]; ok && d.uid == uid {
+		return
+	}
 	r.guard.Offered(member, key)
-	r.done(member, key)
+	delete(r.deleted, of)
 }
 
 // removal records in a member that a user deleted the copy of an origin there. The leader of the origin's cluster removes the origin then.
@@ -197,7 +205,7 @@ func (r *Reconciler) removeCopy(ctx context.Context, key reconcile.Key, into rec
 	}
 	if here.object != nil {
 		if _, ok := copyOf(here.object); ok {
-			r.removals.there(into.ID(), key)
+			r.removals.there(into.ID(), key, here.object.GetUID())
 		} else {
 			r.removals.users(into.ID(), key)
 		}
@@ -206,7 +214,7 @@ func (r *Reconciler) removeCopy(ctx context.Context, key reconcile.Key, into rec
 	if from == nil || !here.namespace || !here.served {
 		r.removals.done(into.ID(), key) // it was no copy of an origin that comes later, or went with its namespace or its kind
 	}
-	if verb != create || !r.removals.isDeleted(into, key, originMark(string(from.member), from.object)) {
+	if verb != create || !r.removals.isDeleted(into, key, from) {
 		return false, nil
 	}
 	if denial := r.config.Grants.Policy(into.ID(), key.Namespace, key.Name); denial != nil || r.endings.Ended(into.ID(), key.Namespace) {

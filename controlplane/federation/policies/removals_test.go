@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/grants"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile/reconciletest"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+	"github.com/isthmus-net/isthmus/tools/await"
 )
 
 // replicated returns a federation in which all members have the policy allow of a in the namespace demo.
@@ -40,6 +41,18 @@ func deleted(t *testing.T, f *reconciletest.Federation, id clusterset.ClusterID,
 	if err := f.Delete(t.Context(), id, get(t, f.Member(id), origin)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// decided reconciles until all deletions that a process saw are recorded, or are losses, and members follow.
+func decided(t *testing.T, f *reconciletest.Federation, r *Reconciler) {
+	t.Helper()
+	await.True(t, "the deletions are decided", func() bool {
+		settle(t, f)
+		r.removals.mu.Lock()
+		defer r.removals.mu.Unlock()
+		return len(r.removals.deleted) == 0
+	})
+	settle(t, f)
 }
 
 // removalsIn returns the names of the records of removed copies in a member.
@@ -97,6 +110,31 @@ func TestRemovalWaitsForOrigin(t *testing.T) {
 	f.Member("a").Back()
 	gone(t, f, f.Member("a"), origin)
 	gone(t, f, f.Member("c"), origin)
+}
+
+// A copy that is deleted after it was read is deleted.
+func TestRemovalWhileReading(t *testing.T) {
+	f, r, origin := replicated(t, time.Millisecond)
+	copied := get(t, f.Member("b"), origin)
+	deleted(t, f, "b", origin)
+	r.removals.there("b", keyOfObject(origin), copied.GetUID())
+	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
+		gone(t, f, f.Member(id), origin)
+	}
+}
+
+// A user who creates a policy again after a copy of the former one was deleted wants the new one.
+func TestRemovalIsOfOneOrigin(t *testing.T) {
+	f, r, origin := replicated(t, time.Millisecond)
+	deleted(t, f, "b", origin)
+	if err := f.Member("a").Client().Delete(t.Context(), origin); err != nil {
+		t.Fatal(err)
+	}
+	again := put(t, f.Member("a"), allow)
+	decided(t, f, r)
+	if have := states(t, f.Member("a"), again); have != "b applied, c applied" {
+		t.Errorf("status of the new policy: %q", have)
+	}
 }
 
 // A copy that is merely missing was lost, as were many that go at a time, those of a namespace, and those that leaders delete
