@@ -56,6 +56,10 @@ func (w limitedWriter) Create(ctx context.Context, obj client.Object) error {
 	return w.limiter.without(func() error { return w.Writer.Create(ctx, obj) })
 }
 
+func (w limitedWriter) TryCreate(ctx context.Context, obj client.Object) error {
+	return w.limiter.without(func() error { return w.Writer.TryCreate(ctx, obj) })
+}
+
 func (w limitedWriter) Apply(ctx context.Context, obj client.Object, keep ...string) error {
 	return w.limiter.without(func() error { return w.Writer.Apply(ctx, obj, keep...) })
 }

@@ -126,6 +126,8 @@ type Writer interface {
 	Live() client.Reader
 	// Create creates obj. The error is AlreadyExists when any object has the name, also one that is not the federation's.
 	Create(ctx context.Context, obj client.Object) error
+	// TryCreate asks the API server whether it would create obj. Nothing is stored.
+	TryCreate(ctx context.Context, obj client.Object) error
 	// Apply creates or changes an object that belongs to the federation as a whole, by server-side apply. It removes the
 	// fields of others, except for the labels and annotations in keep.
 	Apply(ctx context.Context, obj client.Object, keep ...string) error

@@ -39,6 +39,7 @@ func (m *simulated) Reachable() bool                                            
 func (*simulated) Dead() bool                                                    { return false }
 func (m *simulated) Supervisor() bool                                            { return true }
 func (m *simulated) Epoch() int64                                                { return 1 }
+func (m *simulated) TryCreate(context.Context, client.Object) error              { return nil }
 func (m *simulated) Create(_ context.Context, o client.Object) error             { return m.put(o) }
 func (m *simulated) Replace(_ context.Context, o client.Object) error            { return m.put(o) }
 func (m *simulated) ApplyStatus(context.Context, client.Object) error            { return nil }

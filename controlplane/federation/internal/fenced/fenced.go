@@ -83,11 +83,17 @@ func explain(err error) error {
 	return err
 }
 
-func (w *writer) Create(ctx context.Context, obj client.Object) error {
+func (w *writer) Create(ctx context.Context, obj client.Object) error { return w.create(ctx, obj) }
+
+func (w *writer) TryCreate(ctx context.Context, obj client.Object) error {
+	return w.create(ctx, obj, client.DryRunAll)
+}
+
+func (w *writer) create(ctx context.Context, obj client.Object, options ...client.CreateOption) error {
 	if err := w.stamp(obj); err != nil {
 		return err
 	}
-	return explain(w.client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner)))
+	return explain(w.client.Create(ctx, obj, append(options, client.FieldOwner(v1alpha1.FieldOwner))...))
 }
 
 func (w *writer) Replace(ctx context.Context, obj client.Object) error {
