@@ -117,10 +117,10 @@ func TestHostilePolicies(t *testing.T) {
 			deleted(w.t, w.Federation, "c", w.shield)
 		},
 		"a removal without a deletion": func(w *hostilePolicies) {
-			w.report(removalName(core), reportRemoval, map[string]string{"kind": core.Kind, "namespace": "demo", "name": "allow", "origin": "a", "uid": string(w.shield.GetUID())})
+			w.report(removalName(core), reportRemoval, map[string]string{"kind": core.Kind, "namespace": "demo", "name": "allow", "origin": "a", "uid": string(w.shield.GetUID()), "asked": askedBy(w.shield)})
 		},
 		"a removal and a deletion": func(w *hostilePolicies) {
-			w.report(removalName(core), reportRemoval, map[string]string{"kind": core.Kind, "namespace": "demo", "name": "allow", "origin": "a", "uid": string(w.shield.GetUID())})
+			w.report(removalName(core), reportRemoval, map[string]string{"kind": core.Kind, "namespace": "demo", "name": "allow", "origin": "a", "uid": string(w.shield.GetUID()), "asked": askedBy(w.shield)})
 			deleted(w.t, w.Federation, "c", w.shield)
 		},
 		"a refusal": func(w *hostilePolicies) {

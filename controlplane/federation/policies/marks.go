@@ -49,6 +49,12 @@ func federated(o metav1.Object) bool {
 	return slices.ContainsFunc(requests, func(name string) bool { return o.GetAnnotations()[name] == "true" })
 }
 
+// askedBy returns the annotations by which users ask to replicate o.
+func askedBy(o metav1.Object) string {
+	asked := slices.DeleteFunc(slices.Clone(requests), func(name string) bool { return o.GetAnnotations()[name] != "true" })
+	return strings.Join(asked, " ")
+}
+
 // copyOf returns the cluster of the origin of o, and whether o is a copy.
 func copyOf(o metav1.Object) (cluster string, ok bool) {
 	if o.GetLabels()[v1alpha1.LabelManagedBy] != federationv1alpha1.ManagedBy {

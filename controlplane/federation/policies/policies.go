@@ -78,7 +78,8 @@ type Reconciler struct {
 	// peers are the federated Services that each federated policy names as peers, in the members that this process leads.
 	peers map[policyIn][]clusterset.ServiceName
 
-	faults sync.Map // policyIn to a string: why peers are not admitted
+	faults    sync.Map // policyIn to a string: why peers are not admitted
+	unremoved sync.Map // policyIn to a string: why an origin cannot be removed
 }
 
 // Name is part of reconcile.Reconciler.
@@ -273,6 +274,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 func (r *Reconciler) replicate(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *observed, all []observed) error {
 	r.forget(key, all)
 	r.note(key, all)
+	if here.removal != nil && (here.ended(all) || r.config.Grants.Policy(into.ID(), key.Namespace, key.Name) != nil) {
+		if err := into.Delete(ctx, here.removal.stored); err != nil {
+			return err
+		}
+	}
 	if o := here.object; o != nil {
 		if federated(o) {
 			if done, err := r.removeOrigin(ctx, key, into, here, all); done || err != nil {
@@ -361,7 +367,7 @@ func (r *Reconciler) enforce(ctx context.Context, key reconcile.Key, into reconc
 	if s.verb == remove && r.keeps(key, here.object, all) {
 		return nil // the guard enqueues the key again
 	}
-	if done, err := r.removeCopy(ctx, key, into, here, all, s.verb); done || err != nil {
+	if done, err := r.removeCopy(ctx, key, into, here, all, s); done || err != nil {
 		return err
 	}
 	var err error
@@ -388,7 +394,7 @@ func (r *Reconciler) enforce(ctx context.Context, key reconcile.Key, into reconc
 	switch {
 	case refuses(err):
 		return errors.Join(fmt.Errorf("%s %s: %w", s.verb, describe(key), err), r.refused(ctx, into, here, key, s.want, err))
-	case terminating(err):
+	case terminating(err), ceases(err):
 		return nil // nothing has to be written
 	case err != nil:
 		return fmt.Errorf("%s %s: %w", s.verb, describe(key), err)
@@ -445,11 +451,17 @@ func describe(key reconcile.Key) string {
 // refuses reports whether err states that an API server, or one of its webhooks, refuses the object. A refusal by the fence
 // concerns the leader, not the object.
 func refuses(err error) bool {
-	if errors.Is(err, reconcile.ErrNotLeader) || terminating(err) || err != nil && strings.Contains(err.Error(), admission.FenceName) {
+	if errors.Is(err, reconcile.ErrNotLeader) || terminating(err) || ceases(err) || err != nil && strings.Contains(err.Error(), admission.FenceName) {
 		return false
 	}
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err) ||
 		apierrors.IsRequestEntityTooLargeError(err)
+}
+
+// ceases reports whether err states that the definition of the kind is being deleted. API servers say that it is forbidden, and those of
+// some releases that the method is not supported.
+func ceases(err error) bool {
+	return apierrors.IsMethodNotSupported(err) || apierrors.IsForbidden(err) && strings.Contains(err.Error(), "custom resource definition is terminating")
 }
 
 // terminating reports whether err states that the namespace is being deleted.

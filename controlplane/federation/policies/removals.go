@@ -2,11 +2,14 @@ package policies
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -18,6 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
@@ -118,11 +122,13 @@ func (r *removals) lost(member clusterset.ClusterID) {
 	}
 }
 
-// leads records that this process leads a member.
+// leads records that this process leads a member. At the beginning of a term it forgets what the guard knows of the member: without the
+// Lease this process saw the deletions that users made, and not that the leader recorded them, so a few minutes of them look like a loss.
 func (r *removals) leads(into reconcile.Writer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if t, led := r.terms[into.ID()]; !led || t.epoch != into.Epoch() {
+		r.guard.Forget(into.ID())
 		r.terms[into.ID()] = term{into.Epoch(), time.Now()}
 	}
 }
@@ -148,8 +154,9 @@ func (r *removals) done(member clusterset.ClusterID, key reconcile.Key) {
 	delete(r.deleted, policyIn{member, key})
 }
 
-// users records that a member has a user's object instead of a copy.
-func (r *removals) users(member clusterset.ClusterID, key reconcile.Key) {
+// drop forgets a deletion that is neither a loss nor a removal that waits to be recorded. Six copies that go with their kind, for example,
+// must not make losses of what users delete later.
+func (r *removals) drop(member clusterset.ClusterID, key reconcile.Key) {
 	r.guard.Withdrawn(member, key)
 	r.done(member, key)
 }
@@ -170,19 +177,41 @@ func (r *removals) there(member clusterset.ClusterID, key reconcile.Key, uid typ
 type removal struct {
 	cluster clusterset.ClusterID // of the origin
 	uid     types.UID            // of the origin
+	asked   string               // by which annotations users asked to replicate the origin (see askedBy)
 	stored  *corev1.ConfigMap
 }
 
-// of reports whether the removal is one of this origin.
+// of reports whether the removal is one of this origin. A user who has annotated it anew keeps it.
 func (r *removal) of(origin *unstructured.Unstructured) bool {
-	return r != nil && r.uid == origin.GetUID()
+	return r != nil && r.uid == origin.GetUID() && r.asked == askedBy(origin)
+}
+
+// took reports whether the removal is that of the origin of copied, a copy.
+func (r *removal) took(copied *unstructured.Unstructured) bool {
+	if r == nil || copied == nil {
+		return false
+	}
+	cluster, ok := copyOf(copied)
+	return ok && r.cluster == clusterset.ClusterID(cluster) && string(r.uid) == copied.GetAnnotations()[annotationOriginUID]
+}
+
+// ended reports whether the record of a removal in h has served: a user took the removal back, or the origin and its copies are gone. Leaders
+// of other members see an origin vanish, and need the record to tell that from an accident, so it stays as long as any of them may have a copy.
+func (h *observed) ended(all []observed) bool {
+	if from := origin(all); from != nil {
+		return h.object != nil || !h.removal.of(from.object)
+	}
+	if !withdrawn(h.removal.cluster, all) {
+		return h.object != nil
+	}
+	return !slices.ContainsFunc(all, func(other observed) bool { return !other.read || h.removal.took(other.object) })
 }
 
 // removalName returns the name of the ConfigMap of a policy.
 func removalName(key reconcile.Key) string { return "federation-removal-" + digest(key) }
 
 func readRemoval(c *corev1.ConfigMap) *removal {
-	return &removal{cluster: clusterset.ClusterID(c.Data["origin"]), uid: types.UID(c.Data["uid"]), stored: c}
+	return &removal{cluster: clusterset.ClusterID(c.Data["origin"]), uid: types.UID(c.Data["uid"]), asked: c.Data["asked"], stored: c}
 }
 
 // reports selects the reports of leaders about policies.
@@ -194,27 +223,24 @@ var reports = func() labels.Selector {
 	return labels.NewSelector().Add(*values)
 }()
 
-// removeCopy records that a user deleted the copy in a member, which this process saw, and deletes a record that has served. done states
-// that nothing else is to be done about the policy there now: verb would create the copy again.
-func (r *Reconciler) removeCopy(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *observed, all []observed, verb verb) (done bool, err error) {
+// removeCopy records that a user deleted the copy in a member, which this process saw. done states that nothing else is to be done about the
+// policy there now: s would create the copy again.
+func (r *Reconciler) removeCopy(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *observed, all []observed, s step) (done bool, err error) {
 	from := origin(all)
-	if here.removal != nil && (from != nil && !here.removal.of(from.object) || from == nil && withdrawn(here.removal.cluster, all)) {
-		if err := into.Delete(ctx, here.removal.stored); err != nil {
-			return false, err
-		}
-	}
 	if here.object != nil {
 		if _, ok := copyOf(here.object); ok {
 			r.removals.there(into.ID(), key, here.object.GetUID())
 		} else {
-			r.removals.users(into.ID(), key)
+			r.removals.drop(into.ID(), key) // a user's object
 		}
 		return false, nil
 	}
-	if from == nil || !here.namespace || !here.served {
-		r.removals.done(into.ID(), key) // it was no copy of an origin that comes later, or went with its namespace or its kind
+	if from == nil || !here.namespace || !here.served || here.removal.of(from.object) {
+		// It was no copy of an origin that comes later, went with its namespace or its kind, or is recorded. The record counts when it is
+		// in the cache: before, the copy would be created again.
+		r.removals.drop(into.ID(), key)
 	}
-	if verb != create || !r.removals.isDeleted(into, key, from) {
+	if s.verb != create || !r.removals.isDeleted(into, key, from) {
 		return false, nil
 	}
 	if denial := r.config.Grants.Policy(into.ID(), key.Namespace, key.Name); denial != nil || r.endings.Ended(into.ID(), key.Namespace) {
@@ -224,23 +250,54 @@ func (r *Reconciler) removeCopy(ctx context.Context, key reconcile.Key, into rec
 		}
 		return false, nil
 	}
-	if r.removals.guard.Keeps(into.ID(), key) {
+	// It is asked at once and when the guard has judged: the kind may be gone for a second only.
+	switch takes, err := takesCopies(ctx, into, s.want); {
+	case err != nil:
+		return true, err
+	case !takes:
+		r.removals.drop(into.ID(), key)
+		return false, nil
+	case r.removals.guard.Keeps(into.ID(), key):
 		return true, nil // it is judged in a moment
 	}
-	if err := into.Apply(ctx, &corev1.ConfigMap{
+	if err := into.Apply(ctx, r.record(key, from)); err != nil {
+		return true, err
+	}
+	r.removals.guard.Withdrawn(into.ID(), key) // it is no loss
+	return true, nil
+}
+
+// takesCopies reports whether the API server of a member still takes copies of the kind of want. Who uninstalls a policy engine deletes the
+// definitions of its kinds, which deletes their objects: leaders see these go, and notice only later that the kind went.
+func takesCopies(ctx context.Context, into reconcile.Writer, want *unstructured.Unstructured) (bool, error) {
+	err := into.TryCreate(ctx, want.DeepCopy())
+	switch {
+	case ceases(err), terminating(err), apierrors.IsNotFound(err), errors.Is(err, objectcache.ErrKindMissing):
+		return false, nil
+	case refuses(err): // because of its content
+		return true, nil
+	}
+	return err == nil, err
+}
+
+// record returns the record that a user deleted the copy of from.
+func (r *Reconciler) record(key reconcile.Key, from *observed) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: r.config.Namespace, Name: removalName(key),
 			Labels: map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy, labelReport: reportRemoval},
 		},
 		Data: map[string]string{
-			"kind": key.Kind, "namespace": key.Namespace, "name": key.Name, "origin": string(from.member), "uid": string(from.object.GetUID()),
+			"kind": key.Kind, "namespace": key.Namespace, "name": key.Name,
+			"origin": string(from.member), "uid": string(from.object.GetUID()), "asked": askedBy(from.object),
 		},
-	}); err != nil {
-		return true, err
 	}
-	r.removals.done(into.ID(), key)
-	r.removals.guard.Withdrawn(into.ID(), key) // it is no loss
-	return true, nil
+}
+
+// isRemoved reports whether the removal in h took the origin of copied, a copy in some member: a user deleted the copy in h, where a grant
+// lets the policy be removed.
+func (r *Reconciler) isRemoved(key reconcile.Key, h *observed, copied *unstructured.Unstructured) bool {
+	return h.removal.took(copied) && r.config.Grants.Policy(h.member, key.Namespace, key.Name) == nil
 }
 
 // removeOrigin removes the policy in here, an origin, if a user deleted its copy in another member that may replicate such a policy.
@@ -255,14 +312,23 @@ func (r *Reconciler) removeOrigin(ctx context.Context, key reconcile.Key, into r
 		}
 		switch err := into.Delete(ctx, here.object); {
 		case refuses(err):
-			into.Event(here.object, corev1.EventTypeWarning, "NotRemoved", fmt.Sprintf(
+			r.tellUnremoved(key, into, here.object, fmt.Sprintf(
 				"a user deleted its copy in cluster %s, and leaders may not delete this object; run isthmusctl federation create again, or delete it: %v", h.member, err))
 			return false, nil // its status says that it waits
 		case err != nil:
 			return true, err
 		}
+		r.unremoved.Delete(policyIn{into.ID(), key})
 		into.Event(here.object, corev1.EventTypeNormal, "Removed", fmt.Sprintf("a user deleted its copy in cluster %s, so it is removed in all clusters", h.member))
 		return true, r.allowed(ctx, into, here)
 	}
+	r.unremoved.Delete(policyIn{into.ID(), key})
 	return false, nil
+}
+
+// tellUnremoved records an event when the reason changes why leaders cannot remove an origin.
+func (r *Reconciler) tellUnremoved(key reconcile.Key, into reconcile.Writer, origin *unstructured.Unstructured, reason string) {
+	if before, _ := r.unremoved.Swap(policyIn{into.ID(), key}, reason); before != reason {
+		into.Event(origin, corev1.EventTypeWarning, "NotRemoved", reason)
+	}
 }

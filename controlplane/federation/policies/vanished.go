@@ -43,7 +43,8 @@ func (r *Reconciler) note(key reconcile.Key, all []observed) {
 }
 
 // keeps reports whether a copy stays although its origin is gone: the origin vanished a moment ago, or together with many
-// others. There is no doubt if the object still exists without the annotation, if its namespace was deleted, or if its cluster has left.
+// others. There is no doubt if the object still exists without the annotation, if its namespace was deleted, if its cluster has left, or if a
+// user removed the policy in another member.
 func (r *Reconciler) keeps(key reconcile.Key, copied *unstructured.Unstructured, all []observed) bool {
 	text, _ := copyOf(copied)
 	from := clusterset.ClusterID(text)
@@ -51,7 +52,8 @@ func (r *Reconciler) keeps(key reconcile.Key, copied *unstructured.Unstructured,
 	if i < 0 || all[i].object != nil {
 		return false
 	}
-	if key.Namespace != "" && r.endings.Ended(from, key.Namespace) {
+	removed := slices.ContainsFunc(all, func(h observed) bool { return r.isRemoved(key, &h, copied) })
+	if removed || key.Namespace != "" && r.endings.Ended(from, key.Namespace) {
 		r.guard.Withdrawn(from, key)
 		return false
 	}

@@ -139,12 +139,17 @@ func (m *Member) Client() client.WithWatch { return m.client }
 
 // Delete deletes an object as a user does while the Reconciler watches. o is its last state.
 func (f *Federation) Delete(ctx context.Context, id clusterset.ClusterID, o client.Object) error {
+	if err := f.Member(id).client.Delete(ctx, o); err != nil {
+		return err
+	}
+	return f.Deleted(id, o)
+}
+
+// Deleted reports to the Reconciler that an object was deleted while it watched. o was its last state.
+func (f *Federation) Deleted(id clusterset.ClusterID, o client.Object) error {
 	m := f.Member(id)
 	gvk, err := apiutil.GVKForObject(o, m.client.Scheme())
 	if err != nil {
-		return err
-	}
-	if err := m.client.Delete(ctx, o); err != nil {
 		return err
 	}
 	for kind, w := range f.watches {
