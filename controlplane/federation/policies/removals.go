@@ -154,8 +154,8 @@ func (r *removals) done(member clusterset.ClusterID, key reconcile.Key) {
 	delete(r.deleted, policyIn{member, key})
 }
 
-// drop forgets a deletion that is neither a loss nor a removal that waits to be recorded. Six copies that go with their kind, for example,
-// must not make losses of what users delete later.
+// drop forgets a deletion that is neither a loss nor a removal that waits to be recorded. For example, six copies go with their kind; the copy
+// that a user deletes a minute later is no loss.
 func (r *removals) drop(member clusterset.ClusterID, key reconcile.Key) {
 	r.guard.Withdrawn(member, key)
 	r.done(member, key)
@@ -236,8 +236,8 @@ func (r *Reconciler) removeCopy(ctx context.Context, key reconcile.Key, into rec
 		return false, nil
 	}
 	if from == nil || !here.namespace || !here.served || here.removal.of(from.object) {
-		// It was no copy of an origin that comes later, went with its namespace or its kind, or is recorded. The record counts when it is
-		// in the cache: before, the copy would be created again.
+		// The copy was not one of an origin that comes later, went with its namespace or its kind, or its removal is recorded. A record
+		// counts when it is in the cache: before, the copy would be created again.
 		r.removals.drop(into.ID(), key)
 	}
 	if s.verb != create || !r.removals.isDeleted(into, key, from) {
@@ -250,7 +250,7 @@ func (r *Reconciler) removeCopy(ctx context.Context, key reconcile.Key, into rec
 		}
 		return false, nil
 	}
-	// It is asked at once and when the guard has judged: the kind may be gone for a second only.
+	// The API server is asked at once, and again when the guard has judged: a definition may be deleted and created within a second.
 	switch takes, err := takesCopies(ctx, into, s.want); {
 	case err != nil:
 		return true, err
@@ -267,8 +267,8 @@ func (r *Reconciler) removeCopy(ctx context.Context, key reconcile.Key, into rec
 	return true, nil
 }
 
-// takesCopies reports whether the API server of a member still takes copies of the kind of want. Who uninstalls a policy engine deletes the
-// definitions of its kinds, which deletes their objects: leaders see these go, and notice only later that the kind went.
+// takesCopies reports whether the API server of a member still takes copies of the kind of want. When users uninstall a policy engine with its
+// definitions, the API server deletes the objects first: leaders see copies go, and notice only later that the kind went.
 func takesCopies(ctx context.Context, into reconcile.Writer, want *unstructured.Unstructured) (bool, error) {
 	err := into.TryCreate(ctx, want.DeepCopy())
 	switch {

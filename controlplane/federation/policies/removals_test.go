@@ -327,8 +327,8 @@ func TestStandbyHoldsNoRemovals(t *testing.T) {
 // antreaPolicy is a cluster-scoped policy NAME with more METADATA.
 const antreaPolicy = "{apiVersion: crd.antrea.io/v1beta1, kind: ClusterNetworkPolicy, metadata: {name: NAME, METADATA}, spec: {priority: 5}}"
 
-// undefine deletes the definition of Antrea's kind in a member, as who uninstalls Antrea does, and waits until the API server has deleted all
-// its objects but one with a finalizer, with which the definition stays. finish lets that one go, and waits for the definition.
+// undefine deletes the definition of Antrea's kind in a member, and waits until the API server has deleted its objects, but for one with a
+// finalizer, which keeps the definition. finish removes the finalizer, and waits until the definition is gone.
 func undefine(t *testing.T, m *reconciletest.Member, copies ...*unstructured.Unstructured) (finish func()) {
 	t.Helper()
 	stays := put(t, m, strings.NewReplacer("NAME", "stays", "METADATA", "finalizers: [example.org/stays]").Replace(antreaPolicy))
