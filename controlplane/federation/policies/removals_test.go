@@ -422,7 +422,7 @@ func TestLostCopies(t *testing.T) {
 		}
 	})
 	t.Run("many", func(t *testing.T) {
-		f, _, _ := replicated(t, 500*time.Millisecond)
+		f, _, _ := replicated(t, 2*time.Second)
 		for i := range 20 { // which are none of the federation's
 			put(t, f.Member("b"), strings.NewReplacer("name: allow", fmt.Sprintf("name: local-%d", i), `annotations: {federated.anp.antreaplus.vmware.com: "true"}`, "").Replace(allow))
 		}
