@@ -8,20 +8,20 @@ import (
 	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 )
 
-// reached names a line that a test or one of its subtests reported by conformance.Holds.
+// reached names a line that a test or one of its subtests reported by conformance.Holds or conformance.LeaveOut.
 type reached struct{ pkg, test, line string }
 
 // Expect tells the report which lines of docs/conformance.md each test names. A test that passes without reaching one of
-// its calls of conformance.Holds is then among Unreached.
+// its calls of conformance.Holds, and does not leave them out, is then among Unreached.
 func (r *Report) Expect(marks []conformance.Mark) {
 	for _, m := range marks {
 		r.marks[m.Package] = append(r.marks[m.Package], m)
 	}
 }
 
-// reach records a line that a test reports.
+// reach records a line that a test shows or leaves out.
 func (r *Report) reach(e event) {
-	if e.Key == lines.Attribute {
+	if e.Key == lines.Attribute || e.Key == lines.AttributeLeftOut {
 		test, _, _ := strings.Cut(e.Test, "/")
 		r.reached[reached{e.Package, test, e.Value}] = true
 	}

@@ -160,12 +160,13 @@ func TestUnreached(t *testing.T) {
 	r := New(&bytes.Buffer{})
 	r.Expect([]conformance.Mark{
 		mark("p", "TestA", "N1"), mark("p", "TestA", "N2"), mark("p", "TestA", "N3"), mark("p", "TestA", "N3"),
-		mark("p", "TestFailed", "N1"), mark("p", "TestPartlySkipped", "N1"), mark("p", "TestNotRun", "N1"),
+		mark("p", "TestA", "N4"), mark("p", "TestFailed", "N1"), mark("p", "TestPartlySkipped", "N1"), mark("p", "TestNotRun", "N1"),
 		mark("q", "TestA", "N2"),
 	})
 	err := r.Read(strings.NewReader(`{"Action":"attr","Package":"p","Test":"TestA","Key":"conformance","Value":"N1"}
 {"Action":"attr","Package":"p","Test":"TestA/x","Key":"conformance","Value":"N2"}
 {"Action":"attr","Package":"p","Test":"TestA","Key":"other","Value":"N3"}
+{"Action":"attr","Package":"p","Test":"TestA","Key":"conformance-left-out","Value":"N4"}
 {"Action":"pass","Package":"p","Test":"TestA/x"}
 {"Action":"pass","Package":"p","Test":"TestA"}
 {"Action":"fail","Package":"p","Test":"TestFailed"}
