@@ -32,6 +32,9 @@ func (c *Cloud) template(ctx context.Context) (string, error) {
 	if c.cfg.Compute {
 		fmt.Fprint(sum, compute)
 	}
+	if c.cfg.Engine {
+		fmt.Fprint(sum, "engine")
+	}
 	return filepath.Join(cluster.CacheDir(), fmt.Sprintf("cloud-%x", sum.Sum(nil)[:8])), nil
 }
 
@@ -107,6 +110,11 @@ func (c *Cloud) toTemplate(ctx context.Context) error {
 			return err
 		}
 		if err := c.writeAhead(ctx, filepath.Join(temporary, db)); err != nil {
+			return err
+		}
+	}
+	if c.cfg.Engine {
+		if err := c.backupEngine(ctx, filepath.Join(temporary, northbound)); err != nil {
 			return err
 		}
 	}

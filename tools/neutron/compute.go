@@ -98,7 +98,7 @@ service_type = compute
 lock_path = %[11]s
 [oslo_messaging_notifications]
 driver = noop
-`, c.path("nova.log"), computeHost, c.cfg.Dir, c.cfg.Addr, c.database("nova"), c.database("nova_api"),
+`, c.path("nova.log"), Host, c.cfg.Dir, c.cfg.Addr, c.database("nova"), c.database("nova_api"),
 		inner, c.serviceUser(), c.neutronURL(), c.keystoneURL(), c.path("lock"))
 }
 

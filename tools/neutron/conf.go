@@ -44,7 +44,8 @@ backend = dogpile.cache.memory
 `, c.path("keystone.log"), c.database("keystone"), c.cfg.TokenLifetime.Seconds(), c.path("fernet"), c.path("credential"))
 }
 
-// neutronConf has no message queue, so that casts to agents, which do not exist, are dropped. It has no workers. It caches
+// neutronConf has no message queue, so that casts to agents, which do not exist, are dropped. It has no workers, except with
+// Config.Engine: the driver of OVN does not answer in a process that forks others afterwards. It caches
 // tokens only with Config.TrustTokens, so that a revoked token is otherwise refused at once. Without service_type, application
 // credentials with access rules would get 401.
 func (c *Cloud) neutronConf() string {
@@ -52,15 +53,19 @@ func (c *Cloud) neutronConf() string {
 	if c.cfg.TrustTokens {
 		remember = 300
 	}
+	router, workers := "router", 0
+	if c.cfg.Engine {
+		router, workers = "ovn-router", 1
+	}
 	return fmt.Sprintf(`[DEFAULT]
 log_file = %s
 bind_host = %s
 bind_port = %d
 core_plugin = ml2
-service_plugins = router
+service_plugins = %s
 auth_strategy = keystone
 transport_url = fake://
-api_workers = 0
+api_workers = %d
 rpc_workers = 0
 rpc_state_report_workers = 0
 notify_nova_on_port_status_changes = false
@@ -80,17 +85,34 @@ token_cache_time = %d
 lock_path = %s
 [oslo_messaging_notifications]
 driver = noop
-`, c.path("neutron.log"), c.cfg.Addr, neutronPort, c.cfg.MaxPairs, c.cfg.Dir, c.database("neutron"),
+`, c.path("neutron.log"), c.cfg.Addr, neutronPort, router, workers, c.cfg.MaxPairs, c.cfg.Dir, c.database("neutron"),
 		c.keystoneURL(), c.serviceUser(), remember, c.path("lock"))
 }
 
-const ml2Conf = `[ml2]
-type_drivers = flat,local
-tenant_network_types = local
-mechanism_drivers = openvswitch
+// ml2Conf configures the driver of the engine, or one whose agents do not exist.
+func (c *Cloud) ml2Conf() string {
+	networks, driver := "local", "openvswitch"
+	if c.cfg.Engine {
+		networks, driver = "geneve", "ovn"
+	}
+	conf := fmt.Sprintf(`[ml2]
+type_drivers = flat,%s
+tenant_network_types = %[1]s
+mechanism_drivers = %s
 extension_drivers = port_security
 [ml2_type_flat]
 flat_networks = public
 [securitygroup]
 enable_security_group = true
-`
+`, networks, driver)
+	if !c.cfg.Engine {
+		return conf
+	}
+	return conf + fmt.Sprintf(`[ml2_type_geneve]
+vni_ranges = 1:1000
+max_header_size = 38
+[ovn]
+ovn_nb_connection = %s
+ovn_sb_connection = %s
+`, c.socket(wanted), c.socket(actual))
+}

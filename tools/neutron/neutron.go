@@ -1,6 +1,7 @@
 // Package neutron runs a real Keystone and a real Neutron from Debian's packages, and optionally a real Nova with fake servers
 // and the real API of Octavia with fake load balancers. It uses SQLite, and neither a message queue nor agents. Ports therefore
-// stay DOWN and no packet is forwarded, but all responses are those of the real API.
+// stay DOWN and no packet is forwarded, but all responses are those of the real API. With Config.Engine, OVN forwards packets
+// between devices that Plug connects, and drops those that security groups do not admit.
 //
 // In: a Config. Out: a cloud with an external and an internal network, a router between them, a port for each gateway
 // node, two projects, and a clouds.yaml for them. Up completes an existing cloud; Down stops its services and removes all state.
@@ -17,6 +18,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
@@ -49,6 +51,7 @@ type Config struct {
 	MaxPairs      int           // allowed address pairs per port; default 10, as in Neutron
 	Compute       bool          // run Nova, too
 	Balancing     bool          // run Octavia, too
+	Engine        bool          // run OVN and Open vSwitch, too, so that ports of Host are bound and packets judged
 	Progress      io.Writer     // receives one line per step; default: none
 }
 
@@ -128,7 +131,7 @@ func (c *Cloud) Up(ctx context.Context) error {
 			return err
 		}
 	}
-	files := map[string]string{"keystone.conf": c.keystoneConf(), "neutron.conf": c.neutronConf(), "ml2.ini": ml2Conf}
+	files := map[string]string{"keystone.conf": c.keystoneConf(), "neutron.conf": c.neutronConf(), "ml2.ini": c.ml2Conf()}
 	if c.cfg.Compute {
 		files["nova.conf"], files["placement.conf"] = c.novaConf(), c.placementConf()
 	}
@@ -153,6 +156,9 @@ func (c *Cloud) Up(ctx context.Context) error {
 		{"Neutron", func(ctx context.Context) error { return c.Start(ctx, Neutron) }},
 		{"networks", c.makeNetworks},
 	}
+	if c.cfg.Engine { // the template has one of its databases, and Neutron needs it
+		steps = slices.Insert(steps, 1, step{"engine", c.startEngine})
+	}
 	if c.cfg.Compute {
 		steps = append(steps, step{"databases of Nova", c.makeNova}, step{"Nova", func(ctx context.Context) error { return c.Start(ctx, Nova) }})
 	}
@@ -173,7 +179,11 @@ func (c *Cloud) Up(ctx context.Context) error {
 
 // Down stops all services and removes all state.
 func (c *Cloud) Down(ctx context.Context) error {
-	return errors.Join(c.Stop(ctx, Octavia), c.Stop(ctx, Nova), c.Stop(ctx, Neutron), c.Stop(ctx, Keystone), os.RemoveAll(c.cfg.Dir))
+	var errs []error
+	for _, s := range []Service{Octavia, Nova, Neutron, Keystone, controller, northd, vswitch, actual, wanted} {
+		errs = append(errs, c.Stop(ctx, s))
+	}
+	return errors.Join(append(errs, os.RemoveAll(c.cfg.Dir))...)
 }
 
 // host returns the nth address of a prefix.
@@ -204,7 +214,8 @@ func (c *Cloud) once(name string, do func() error) error {
 }
 
 // packages lists the packages of Keystone, its web server, Neutron, and with Config.Compute Nova, with Config.Balancing
-// Octavia. Nova, Placement and Octavia need only their Python modules, because they bring their own web servers.
+// Octavia, with Config.Engine OVN. Nova, Placement and Octavia need only their Python modules, because they bring their own web
+// servers.
 func (c *Cloud) packages() []string {
 	all := []string{"keystone", "neutron-server", "uwsgi-core", "uwsgi-plugin-python3"}
 	if c.cfg.Compute {
@@ -212,6 +223,9 @@ func (c *Cloud) packages() []string {
 	}
 	if c.cfg.Balancing {
 		all = append(all, "python3-octavia")
+	}
+	if c.cfg.Engine {
+		all = append(all, "openvswitch-switch", "ovn-central", "ovn-host")
 	}
 	return all
 }

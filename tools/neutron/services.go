@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,7 +36,7 @@ func (c *Cloud) command(ctx context.Context, argv ...string) *exec.Cmd {
 		argv = append([]string{"nsenter", "--net=" + c.cfg.Namespace}, argv...)
 	}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env, cmd.Dir = environment, c.cfg.Dir
+	cmd.Env, cmd.Dir = slices.Concat(environment, c.engineEnvironment()), c.cfg.Dir
 	return cmd
 }
 
@@ -78,8 +79,8 @@ func (c *Cloud) makeKeystone(ctx context.Context) error {
 	})
 }
 
-// computeHost is the name of Nova's compute host, in Neutron and Nova.
-const computeHost = "compute"
+// Host is the name of the host of servers: Nova's compute host, and that of the engine.
+const Host = "compute"
 
 //go:embed schema.py
 var schema string
@@ -93,12 +94,12 @@ func (c *Cloud) makeNeutron(ctx context.Context) error {
 		if err := c.writeAhead(ctx, c.path("neutron.db")); err != nil {
 			return err
 		}
-		return c.run(ctx, "/usr/bin/python3", "-c", schema, c.database("neutron"), computeHost)
+		return c.run(ctx, "/usr/bin/python3", "-c", schema, c.database("neutron"), Host)
 	})
 }
 
-// arguments returns the command line of a service. The added header makes uWSGI announce that it closes a connection; otherwise
-// later requests on the connection fail. With an interpreter of its own for the application, a thread waits for ever once in a
+// arguments returns the command line of a service, and the URL at which it answers. The added header makes uWSGI announce that it
+// closes a connection; otherwise later requests on the connection fail. With an interpreter of its own for the application, a thread waits for ever once in a
 // while: extension modules such as cryptography's take the lock of the main one.
 func (c *Cloud) arguments(s Service) (argv []string, url string) {
 	if s == Keystone {
@@ -114,7 +115,11 @@ func (c *Cloud) arguments(s Service) (argv []string, url string) {
 	if s == Octavia {
 		return []string{"/usr/bin/python3", "-c", balancing, c.cfg.Dir}, c.octaviaURL()
 	}
-	return []string{"neutron-server", "--config-file", c.path("neutron.conf"), "--config-file", c.path("ml2.ini")}, c.neutronURL()
+	argv = []string{"neutron-server"}
+	if c.cfg.Engine {
+		argv = []string{"/usr/bin/python3", "-c", serving}
+	}
+	return append(argv, "--config-file", c.path("neutron.conf"), "--config-file", c.path("ml2.ini")), c.neutronURL()
 }
 
 // Start starts a service unless it runs, and waits until it answers.
@@ -122,7 +127,7 @@ func (c *Cloud) Start(ctx context.Context, s Service) error {
 	if _, running := c.pid(s); running {
 		return nil
 	}
-	argv, url := c.arguments(s)
+	argv, answers := c.starting(s)
 	log, err := os.OpenFile(c.path(string(s)+".out"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -140,7 +145,7 @@ func (c *Cloud) Start(ctx context.Context, s Service) error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	if err := c.await(ctx, url, ended); err != nil {
+	if err := c.await(ctx, answers, ended); err != nil {
 		return err
 	}
 	if s == Neutron {
@@ -149,14 +154,24 @@ func (c *Cloud) Start(ctx context.Context, s Service) error {
 	return nil
 }
 
+// starting returns the command line of a service, and a function that reports whether it answers.
+func (c *Cloud) starting(s Service) (argv []string, answers func(context.Context) error) {
+	if slices.Contains(engine, s) {
+		argv, question := c.engineArguments(s)
+		return argv, func(ctx context.Context) error { return c.run(ctx, question...) }
+	}
+	argv, url := c.arguments(s)
+	return argv, func(ctx context.Context) error { return c.answers(ctx, url) }
+}
+
 // await waits until a service answers.
-func (c *Cloud) await(ctx context.Context, url string, ended <-chan error) error {
+func (c *Cloud) await(ctx context.Context, answers func(context.Context) error, ended <-chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	again := time.NewTicker(100 * time.Millisecond)
 	defer again.Stop()
 	for {
-		last := c.answers(ctx, url)
+		last := answers(ctx)
 		if last == nil {
 			return nil
 		}
@@ -164,7 +179,7 @@ func (c *Cloud) await(ctx context.Context, url string, ended <-chan error) error
 		case err := <-ended:
 			return fmt.Errorf("it ended (%w): see the logs in %s", errors.Join(err), c.cfg.Dir)
 		case <-ctx.Done():
-			return fmt.Errorf("no answer from %s: %w: see the logs in %s", url, last, c.cfg.Dir)
+			return fmt.Errorf("no answer: %w: see the logs in %s", last, c.cfg.Dir)
 		case <-again.C:
 		}
 	}
