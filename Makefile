@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images release check unit test test-kernels test-kernels-arm64 test-images-arm64 test-gateways test-external-dns test-policies test-release race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
+.PHONY: help generate build images release check unit test test-kernels test-kernels-arm64 test-images-arm64 test-gateways test-external-dns test-policies test-security-groups test-release race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-external-dns: ## the real ExternalDNS and BIND lead a machine outside of th
 test-policies: ## kube-router judges packets between clusters by federated policies
 	go run ./tools/lab build kube-router
 	go run ./tools/test -run 'TestFederation$$' ./e2e
+
+test-security-groups: ## OVN judges packets by the security groups that policies of machines become
+	ISTHMUS_SECURITY_GROUPS=1 go run ./tools/test -run 'TestSecurityGroupsHold$$' ./tools/neutron
 
 test-release: ## a release of the commit, built twice for all platforms, has the same bytes
 	go run ./tools/release/twice
