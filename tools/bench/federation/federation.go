@@ -114,7 +114,7 @@ func grow(costs []cost, whole cost) (rows []metric.Metric) {
 	for _, c := range costs {
 		memory(c)
 	}
-	rows[len(rows)-1].Bar = new(200.0)
+	rows[len(rows)-1].Bar = new(150.0)
 	for _, c := range costs {
 		row("writes per member until converged, "+c.name, "writes", c.writes)
 		row("supervisor CPU time per member until converged, "+c.name, "s", c.cpu)
@@ -158,8 +158,8 @@ func changes(ctx context.Context, f *simulation.Federation, s sizes, rounds int)
 	}
 	name := fmt.Sprintf("a member's watch event to the EndpointSlices of all %d members, %d services, %g changes/s", s.changing.Members, s.changing.Services, s.rate)
 	return []metric.Metric{
-		{Name: name + ": p50", Value: metric.Median(p50), Unit: "ms", Bar: new(100.0), Better: metric.Lower},
-		{Name: name + ": p99", Value: metric.Median(p99), Unit: "ms", Bar: new(500.0), Better: metric.Lower},
+		{Name: name + ": p50", Value: metric.Median(p50), Unit: "ms", Bar: new(40.0), Better: metric.Lower},
+		{Name: name + ": p99", Value: metric.Median(p99), Unit: "ms", Bar: new(150.0), Better: metric.Lower},
 		{
 			Name: "writes at rest, to all API servers, Leases excluded", Value: writes / s.rest.Minutes(),
 			Unit: "1/min", Bar: new(0.0), Better: metric.Lower, Limit: new(0.0),
