@@ -110,6 +110,7 @@ type poller struct {
 	err   error
 	last  []Resource
 	valid map[string]machine // the last valid machine of each resource, by id
+	known map[string]bool    // the resources of the last list, by id, without those whose labels were never valid
 }
 
 // run lists resources until ctx ends.
@@ -150,10 +151,11 @@ func (f *poller) machines() (all []machine, wrong []problem, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	before := f.valid
-	f.valid = map[string]machine{}
+	f.valid, f.known = map[string]machine{}, map[string]bool{}
 	for _, r := range f.last {
 		m, asks, err := ofResource(r, f.source, f.settings)
 		if !asks {
+			f.known[r.ID] = true
 			continue
 		}
 		if err != nil {
@@ -165,7 +167,7 @@ func (f *poller) machines() (all []machine, wrong []problem, ok bool) {
 			was.addrs, was.ready = m.addrs, m.ready
 			m = was
 		}
-		f.valid[r.ID] = m
+		f.valid[r.ID], f.known[r.ID] = m, true
 		all = append(all, m)
 	}
 	return all, wrong, f.read

@@ -23,8 +23,8 @@ import (
 
 // Enforcer applies rules to the servers of one project.
 type Enforcer interface {
-	// Apply gives each server in plan.Of the rules of its group and no others, and returns all other servers to what they had
-	// before. cluster is the one that plan.Groups are for; what other clusters apply stays. refused has the reasons, by the ID of
+	// Apply gives each server in plan.Of the rules of its group and no others, and returns all other servers in plan.Known to what
+	// they had before. cluster is the one that plan.Groups are for; what other clusters apply stays. refused has the reasons, by the ID of
 	// the server, why one could not get its rules; it keeps what it had. It is not called concurrently. After an error it is
 	// called again, and finishes what is left.
 	Apply(ctx context.Context, cluster string, plan rules.Plan) (refused map[string]string, err error)
@@ -134,6 +134,7 @@ func (c *Controller) enforce(ctx context.Context, machines []machine, unread map
 			e.set(c.cluster, rules.Plan{})
 		} else if !unread[from] {
 			plan := rules.Build(c.cluster, policies, ofSource(machines, from))
+			plan.Known = c.knownOf(from)
 			e.set(c.cluster, plan)
 			for _, f := range plan.Faults {
 				faults = append(faults, fmt.Sprintf("networkpolicy %s/%s: %s", f.Policy.Namespace, f.Policy.Name, f.Text))
@@ -153,6 +154,19 @@ func (c *Controller) enforce(ctx context.Context, machines []machine, unread map
 	}
 	c.faulty = faulty
 	return problems, faults, errors.Join(errs...)
+}
+
+// knownOf returns the resources of a source that were listed and understood. Nova, for example, leaves out servers of a cell that does not
+// answer: these keep their rules.
+func (c *Controller) knownOf(from source) map[string]bool {
+	for _, f := range c.pollers {
+		if f.source == from {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.known
+		}
+	}
+	return map[string]bool{}
 }
 
 // policies returns the cluster's NetworkPolicies.

@@ -122,6 +122,22 @@ func TestSilentCloudReleasesNoServer(t *testing.T) {
 	e.await(t, "1", w.namespace+"/db 2")
 }
 
+// A server whose metadata became invalid keeps its rules, also at the next start, when nothing is known of what it had.
+func TestInvalidServerIsNotReleased(t *testing.T) {
+	w := newTestbed(t)
+	e := &enforcer{}
+	w.enforcer, w.groups = e, workloads.SecurityGroupsPolicies
+	w.cloud.servers = []workloads.Resource{vm("1", "10.9.0.1", v1alpha1.MachinePorts+"=http:99999"), vm("2", "10.9.0.2"), {ID: "3"}}
+	w.create(policy(t, "db", `{podSelector: {}}`))
+	w.run()
+	e.await(t, "2", w.namespace+"/db 2")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.plan.Known["1"] || !e.plan.Known["2"] || !e.plan.Known["3"] || e.plan.Of["1"] != "" {
+		t.Errorf("plan %+v", e.plan)
+	}
+}
+
 // Refusals of the cloud and parts of policies that do not apply to machines are reported; the policy gets an event.
 func TestPolicyFaultsAreTold(t *testing.T) {
 	w := newTestbed(t)

@@ -307,7 +307,7 @@ func (r *Reconciler) removeOrigin(ctx context.Context, key reconcile.Key, into r
 	}
 	for i := range all {
 		h := &all[i]
-		if h.member == here.member || !h.removal.of(here.object) || r.config.Grants.Policy(h.member, key.Namespace, key.Name) != nil {
+		if h.member == here.member || h.object != nil || !h.removal.of(here.object) || r.config.Grants.Policy(h.member, key.Namespace, key.Name) != nil {
 			continue
 		}
 		switch err := into.Delete(ctx, here.object); {

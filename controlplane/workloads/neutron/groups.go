@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/gophercloud/gophercloud/v2"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/security/groups"
 	neutronrules "github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/security/rules"
 
@@ -17,25 +20,44 @@ import (
 // perRequest limits the rules of one request.
 const perRequest = 100
 
-// applyGroups creates and changes the groups of the plan. It refuses the servers of those that are not complete.
-func (a *application) applyGroups(ctx context.Context) error {
+// applyGroups creates and changes the groups of the plan. It refuses the servers of those that are not complete. One that no port has is
+// deleted then, so that its rules do not use up the quota of others, and is tried again after a pause. A group never stops the others.
+func (a *application) applyGroups(ctx context.Context, inUse map[string]bool) error {
 	a.wanted, a.usable = map[string]bool{}, map[string]string{}
+	var errs []error
 	for _, g := range a.plan.Groups {
-		id, err := a.applyGroup(ctx, g)
-		if a.wanted[id] = true; err == nil {
-			a.usable[g.Name] = id
+		id, err := a.applyOrPause(ctx, g)
+		if err == nil {
+			a.wanted[id], a.usable[g.Name] = true, id
 			continue
 		}
+		a.wanted[id] = inUse[id]
 		if !isRefusal(err) {
-			return fmt.Errorf("write security group %s: %w", g.Name, err)
+			errs = append(errs, fmt.Errorf("write security group %s: %w", g.Name, err))
 		}
 		for server, group := range a.plan.Of {
 			if group == g.Name {
 				a.refused[server] = fmt.Sprintf("the security group of policies %s is not complete: %v", strings.Join(g.Policies, ", "), err)
 			}
 		}
+		if ctx.Err() != nil {
+			break
+		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// applyOrPause is applyGroup for a group that was not refused with the same rules a moment ago. One that exists is always applied.
+func (a *application) applyOrPause(ctx context.Context, g rules.Group) (id string, err error) {
+	pause := a.pauses[g.Name]
+	if _, exists := a.find(g.Name); !exists && time.Now().Before(pause.until) && slices.Equal(pause.rules, g.Rules) {
+		return "", pause.reason
+	}
+	id, err = a.applyGroup(ctx, g)
+	if delete(a.pauses, g.Name); isRefusal(err) {
+		a.pauses[g.Name] = refusal{err, g.Rules, time.Now().Add(refusedFor)}
+	}
+	return id, err
 }
 
 // applyGroup brings a group in line, and returns its ID, which is empty if it does not exist. Missing rules come before surplus
@@ -63,12 +85,17 @@ func (a *application) applyGroup(ctx context.Context, g rules.Group) (id string,
 			break
 		}
 	}
-	for _, of := range surplus {
-		if failed := neutronrules.Delete(ctx, a.ServiceClient, of).ExtractErr(); failed != nil {
-			return have.ID, errors.Join(err, failed)
+	return have.ID, errors.Join(err, a.deleteRules(ctx, surplus))
+}
+
+// deleteRules deletes the rules with these IDs.
+func (a *application) deleteRules(ctx context.Context, ids []string) error {
+	for _, id := range ids {
+		if err := neutronrules.Delete(ctx, a.ServiceClient, id).ExtractErr(); err != nil && !gophercloud.ResponseCodeIs(err, http.StatusNotFound) {
+			return err
 		}
 	}
-	return have.ID, err
+	return nil
 }
 
 // find returns this cluster's group of a name, the one with the first ID if there are several.

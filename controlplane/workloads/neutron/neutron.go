@@ -10,6 +10,7 @@ package neutron
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -51,13 +52,30 @@ type Config struct {
 }
 
 // Neutron is a workloads.Enforcer. Make it with New.
-type Neutron struct{ project openstack.Project[session] }
+type Neutron struct {
+	project openstack.Project[session]
+	refused map[string]refusal // of groups, by name
+}
+
+// refusal is the reason why a group with these rules is not complete, and when they are tried again.
+type refusal struct {
+	reason error
+	rules  []rules.Rule
+	until  time.Time
+}
+
+// refusedFor is how long a refused group is not tried again: without a pause, groups that exceed a quota would be made and deleted at
+// every look.
+const refusedFor = time.Minute
 
 var _ workloads.Enforcer = (*Neutron)(nil)
 
 // New returns a Neutron. It sends nothing.
 func New(cfg Config) *Neutron {
-	return &Neutron{openstack.Project[session]{Cloud: cfg.Cloud, File: cfg.File, Timeout: cmp.Or(cfg.Timeout, defaultTimeout), Clients: newSession}}
+	return &Neutron{
+		project: openstack.Project[session]{Cloud: cfg.Cloud, File: cfg.File, Timeout: cmp.Or(cfg.Timeout, defaultTimeout), Clients: newSession},
+		refused: map[string]refusal{},
+	}
 }
 
 // session is the client of one session.
@@ -80,7 +98,7 @@ func newSession(provider *gophercloud.ProviderClient, endpoint gophercloud.Endpo
 // Apply is part of workloads.Enforcer. A group whose rules cannot all be written does not come to servers that lack it; servers
 // that have it keep it. The first call opens a session, as does a call after an error.
 func (n *Neutron) Apply(ctx context.Context, cluster string, plan rules.Plan) (refused map[string]string, err error) {
-	a := application{mark: made + cluster + ";", plan: plan, refused: map[string]string{}}
+	a := application{mark: made + cluster + ";", plan: plan, refused: map[string]string{}, pauses: n.refused}
 	err = n.project.Do(ctx, func(ctx context.Context, s session) error {
 		a.session = s
 		return a.run(ctx)
@@ -101,6 +119,7 @@ type application struct {
 	mark    string // beginning of the descriptions of this cluster's groups
 	plan    rules.Plan
 	refused map[string]string
+	pauses  map[string]refusal
 
 	groups map[string]groups.SecGroup // all visible groups, by ID
 	wanted map[string]bool            // IDs of the groups in the plan
@@ -112,29 +131,51 @@ func (a *application) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := a.applyGroups(ctx); err != nil {
-		return err
-	}
 	inUse := map[string]bool{}
 	for _, p := range have {
-		has, err := a.applyPort(ctx, p)
-		if err != nil && !isRefusal(err) {
-			return fmt.Errorf("change port %s: %w", p.ID, err)
+		for _, id := range p.SecurityGroups {
+			inUse[id] = true
 		}
+	}
+	errs := []error{a.applyGroups(ctx, inUse)}
+	clear(inUse)
+	found := map[string]bool{}
+	for _, p := range have {
+		has, err := a.applyPort(ctx, p)
 		if err != nil {
 			a.refused[p.DeviceID] = fmt.Sprintf("the security groups of its port %s stay as they are: %v", p.ID, err)
 		}
+		if err != nil && !isRefusal(err) {
+			errs = append(errs, fmt.Errorf("change port %s: %w", p.ID, err))
+		}
+		if ctx.Err() != nil {
+			return errors.Join(errs...)
+		}
+		found[p.DeviceID] = true
 		for _, id := range has {
 			inUse[id] = true
 		}
 	}
-	return a.removeGroups(ctx, inUse)
+	for server := range a.plan.Of {
+		if !found[server] {
+			a.refused[server] = "the project has no port of it, so policies have no effect on it"
+		}
+	}
+	return errors.Join(append(errs, a.removeGroups(ctx, inUse))...)
 }
 
-// read reads the groups and returns the ports of the project. An administrator would see those of other projects, too.
+// read reads the groups and returns the ports of the project. An administrator would see those of other projects, too. The ports come first:
+// a group that another cluster gives to one meanwhile must not look like a user's.
 func (a *application) read(ctx context.Context) ([]port, error) {
-	pages, err := groups.List(a.ServiceClient, groups.ListOpts{}).AllPages(ctx)
+	pages, err := ports.List(a.ServiceClient, ports.ListOpts{ProjectID: a.project}).AllPages(ctx)
 	if err != nil {
+		return nil, fmt.Errorf("list ports: %w", err)
+	}
+	var have []port
+	if err := ports.ExtractPortsInto(pages, &have); err != nil {
+		return nil, fmt.Errorf("list ports: %w", err)
+	}
+	if pages, err = groups.List(a.ServiceClient, groups.ListOpts{}).AllPages(ctx); err != nil {
 		return nil, fmt.Errorf("list security groups: %w", err)
 	}
 	all, err := groups.ExtractGroups(pages)
@@ -144,13 +185,6 @@ func (a *application) read(ctx context.Context) ([]port, error) {
 	a.groups = map[string]groups.SecGroup{}
 	for _, g := range all {
 		a.groups[g.ID] = g
-	}
-	if pages, err = ports.List(a.ServiceClient, ports.ListOpts{ProjectID: a.project}).AllPages(ctx); err != nil {
-		return nil, fmt.Errorf("list ports: %w", err)
-	}
-	var have []port
-	if err := ports.ExtractPortsInto(pages, &have); err != nil {
-		return nil, fmt.Errorf("list ports: %w", err)
 	}
 	return have, nil
 }
@@ -176,20 +210,37 @@ func (a *application) applyPort(ctx context.Context, p port) (has []string, err 
 		a.refused[p.DeviceID] = fmt.Sprintf("port security is off for its port %s, so policies have no effect there; enable it", p.ID)
 		return p.SecurityGroups, nil
 	case planned && !complete:
-		return p.SecurityGroups, nil
+		return p.SecurityGroups, a.narrow(ctx, p, group)
 	case planned:
 		return a.restrict(ctx, p, id)
+	case p.DeviceID != "" && a.plan.Known != nil && !a.plan.Known[p.DeviceID]:
+		return p.SecurityGroups, nil
 	default:
 		return a.release(ctx, p)
 	}
 }
 
+// narrow removes the rules that a server's group does not have from the group of ours that its port has instead, because that group is not
+// complete. The port's group is a former one, which no plan changes any more, so it would admit what policies no longer do.
+func (a *application) narrow(ctx context.Context, p port, group string) error {
+	i := slices.IndexFunc(a.plan.Groups, func(g rules.Group) bool { return g.Name == group })
+	for _, id := range p.SecurityGroups {
+		if !a.isOurs(id) || a.wanted[id] || i < 0 {
+			continue
+		}
+		_, surplus := diff(a.plan.Groups[i].Rules, a.groups[id].Rules)
+		if err := a.deleteRules(ctx, surplus); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // restrict gives a port the group with the ID id. The notes go first, so that they are there after an interruption.
 func (a *application) restrict(ctx context.Context, p port, id string) (has []string, err error) {
-	notes, foreign := split(p.Tags), slices.DeleteFunc(slices.Clone(p.SecurityGroups), a.isMade)
-	notes.was = union(notes.was, foreign)
-	if len(p.SecurityGroups) == 0 && len(notes.was) == 0 {
-		notes.was = []string{none}
+	notes := union(noted(p), slices.DeleteFunc(slices.Clone(p.SecurityGroups), a.isMade))
+	if len(p.SecurityGroups) == 0 && len(notes) == 0 {
+		notes = []string{none}
 	}
 	if err := a.note(ctx, p, notes); err != nil {
 		return p.SecurityGroups, err
@@ -200,19 +251,21 @@ func (a *application) restrict(ctx context.Context, p port, id string) (has []st
 // release gives a port its former groups, unless it has no group of this cluster. While another cluster restricts the port, that
 // cluster needs the notes.
 func (a *application) release(ctx context.Context, p port) (has []string, err error) {
-	notes := split(p.Tags)
-	if len(notes.was) == 0 && !slices.ContainsFunc(p.SecurityGroups, a.isOurs) {
+	notes := noted(p)
+	if len(notes) == 0 && !slices.ContainsFunc(p.SecurityGroups, a.isOurs) {
 		return p.SecurityGroups, nil
 	}
 	if others := a.ofOthers(p); len(others) > 0 {
 		return a.setGroups(ctx, p, slices.DeleteFunc(slices.Clone(p.SecurityGroups), a.isOurs))
 	}
 	foreign := slices.DeleteFunc(slices.Clone(p.SecurityGroups), a.isMade)
-	if has, err = a.setGroups(ctx, p, union(a.existing(notes.was), foreign)); err != nil {
+	if has, err = a.setGroups(ctx, p, a.former(notes, foreign)); err != nil {
 		return has, err
 	}
-	notes.was = nil
-	return has, a.note(ctx, p, notes)
+	if !same(has, p.SecurityGroups) || !slices.ContainsFunc(has, a.isOurs) {
+		err = a.note(ctx, p, nil)
+	}
+	return has, err
 }
 
 // ofOthers returns the groups of a port that other clusters made.
@@ -220,26 +273,33 @@ func (a *application) ofOthers(p port) []string {
 	return slices.DeleteFunc(slices.Clone(p.SecurityGroups), func(id string) bool { return !a.isMade(id) || a.isOurs(id) })
 }
 
-// setGroups sets the groups of a port, and returns those that it has afterwards.
+// setGroups sets the groups of a port, and returns those that it has afterwards. If somebody has changed them since they were read, they
+// stay: the next call sees the change.
 func (a *application) setGroups(ctx context.Context, p port, want []string) (has []string, err error) {
 	if same(want, p.SecurityGroups) {
 		return want, nil
 	}
+	now, err := ports.Get(ctx, a.ServiceClient, p.ID).Extract()
+	if err != nil || !same(now.SecurityGroups, p.SecurityGroups) {
+		return p.SecurityGroups, err
+	}
 	want = append([]string{}, want...) // nil is no empty list
-	if err := ports.Update(ctx, a.ServiceClient, p.ID, ports.UpdateOpts{SecurityGroups: &want}).Err; err != nil {
+	err = ports.Update(ctx, a.ServiceClient, p.ID, ports.UpdateOpts{SecurityGroups: &want, RevisionNumber: &now.RevisionNumber}).Err
+	if err != nil {
 		return p.SecurityGroups, err
 	}
 	return want, nil
 }
 
-// existing returns those of the noted groups that exist. Without any it is the default group of the project, as for a new port.
-func (a *application) existing(noted []string) (all []string) {
+// former returns the groups that a port gets back: those of the noted ones that exist, and the foreign ones that it has. Without any it
+// gets the default group of the project, as a new port does.
+func (a *application) former(noted, foreign []string) (all []string) {
 	for _, id := range noted {
-		if _, ok := a.groups[id]; ok {
+		if _, ok := a.groups[id]; ok && !a.isMade(id) {
 			all = append(all, id)
 		}
 	}
-	if len(all) > 0 || slices.Contains(noted, none) {
+	if all = union(all, foreign); len(all) > 0 || slices.Contains(noted, none) {
 		return all
 	}
 	for id, g := range a.groups {
@@ -253,38 +313,34 @@ func (a *application) existing(noted []string) (all []string) {
 // none is noted of a port that had no group.
 const none = "none"
 
-// notes are the tags of a port.
-type notes struct {
-	was    []string // IDs of its former groups, or none
-	others []string // tags that are not ours
-}
-
-// split returns the notes in tags.
-func split(tags []string) (n notes) {
-	for _, tag := range tags {
+// noted returns the IDs in the notes of a port.
+func noted(p port) (ids []string) {
+	for _, tag := range p.Tags {
 		if id, ok := strings.CutPrefix(tag, was); ok {
-			n.was = append(n.was, id)
-		} else {
-			n.others = append(n.others, tag)
+			ids = append(ids, id)
 		}
 	}
-	return n
+	return ids
 }
 
-// note writes the tags of a port, unless it has them.
-func (a *application) note(ctx context.Context, p port, n notes) error {
-	tags := slices.Clone(n.others)
-	for _, id := range n.was {
-		tags = append(tags, was+id)
+// note makes the notes of a port name ids. Other tags stay as they are.
+func (a *application) note(ctx context.Context, p port, ids []string) error {
+	have := noted(p)
+	for _, id := range ids {
+		if !slices.Contains(have, id) {
+			if err := attributestags.Add(ctx, a.ServiceClient, "ports", p.ID, was+id).ExtractErr(); err != nil {
+				return err
+			}
+		}
 	}
-	if same(tags, p.Tags) {
-		return nil
+	for _, id := range have {
+		if !slices.Contains(ids, id) {
+			if err := attributestags.Delete(ctx, a.ServiceClient, "ports", p.ID, was+id).ExtractErr(); err != nil {
+				return err
+			}
+		}
 	}
-	if len(tags) == 0 {
-		return attributestags.DeleteAll(ctx, a.ServiceClient, "ports", p.ID).ExtractErr()
-	}
-	_, err := attributestags.ReplaceAll(ctx, a.ServiceClient, "ports", p.ID, attributestags.ReplaceAllOpts{Tags: tags}).Extract()
-	return err
+	return nil
 }
 
 // isRefusal reports whether the cloud refused a request for a reason that concerns its object: another request may succeed.

@@ -165,6 +165,59 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+// While the group of other policies does not fit the quota, the former group of a server loses what these do not admit.
+func TestFormerGroupIsNarrowed(t *testing.T) {
+	w := newTestbed(t)
+	port := w.AddPort("s", nil)
+	w.apply(plan(4))
+	held := w.groupsOf(port)
+	w.MaxRules.Store(6)
+	other := plan(9)
+	other.Groups[0].Name, other.Of["s"] = "isthmus-two", "isthmus-two"
+	other.Groups[0].Rules = other.Groups[0].Rules[2:]
+	if refused := w.apply(other); refused["s"] == "" || !slices.Equal(w.groupsOf(port), held) {
+		t.Errorf("%v; the port has %v, before %v", refused, w.groupsOf(port), held)
+	}
+	if have := w.rules("isthmus-one"); fmt.Sprint(have) != "[3 4]" {
+		t.Errorf("rules for the ports %v", have)
+	}
+	for _, g := range w.Objects(neutrontest.Groups) {
+		if g["name"] == "isthmus-two" {
+			t.Error("the group that does not fit stays, and uses up the quota")
+		}
+	}
+	before := w.Writes.Load()
+	w.apply(other)
+	if n := w.Writes.Load() - before; n > 0 {
+		t.Errorf("%d writes a moment later", n)
+	}
+	w.MaxRules.Store(100)
+	other.Groups[0].Rules = other.Groups[0].Rules[1:]
+	if refused := w.apply(other); len(refused) > 0 || len(w.rules("isthmus-two")) != 6 {
+		t.Errorf("refused %v, rules for the ports %v", refused, w.rules("isthmus-two"))
+	}
+}
+
+// A server that the cloud left out of its list keeps its group. One whose port is not listed is reported.
+func TestUnknownServers(t *testing.T) {
+	w := newTestbed(t)
+	ssh := w.AddGroup("ssh")
+	port := w.AddPort("s", neutrontest.Object{"security_groups": []string{ssh}})
+	one := plan(1)
+	one.Of["t"] = one.Of["s"]
+	if refused := w.apply(one); !strings.Contains(refused["t"], "has no port of it") || len(refused) != 1 {
+		t.Errorf("refused %v", refused)
+	}
+	w.apply(rules.Plan{Known: map[string]bool{"another": true}})
+	if have := w.groupsOf(port); slices.Contains(have, ssh) {
+		t.Errorf("the port has %v", have)
+	}
+	w.apply(rules.Plan{Known: map[string]bool{"s": true}})
+	if have := w.groupsOf(port); !slices.Equal(have, []string{ssh}) {
+		t.Errorf("the port has %v", have)
+	}
+}
+
 // Groups have no effect on a port without port security; the server's owner is told.
 func TestPortSecurityOff(t *testing.T) {
 	w := newTestbed(t)

@@ -14,9 +14,9 @@ package rules
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,12 +26,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	netutils "k8s.io/utils/net"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 )
 
-// MaxRules is the largest number of rules in a group. Neutron's own default is a quota of 100 for all groups of a project.
-const MaxRules = 1000
+const (
+	// MaxRules is the largest number of rules in a group. Neutron's own default is a quota of 100 for all groups of a project.
+	MaxRules = 1000
+	// maxFaults is how many faults of a policy are told.
+	maxFaults = 10
+)
+
+// tooMany is the fault of policies with which a machine has too many rules.
+var tooMany = fmt.Sprintf("a machine needs more than %d rules with it, and gets the first ones; use fewer or larger blocks of addresses", MaxRules)
 
 // Machine is a machine that policies of its namespace may select.
 type Machine struct {
@@ -86,7 +94,10 @@ type Group struct {
 type Plan struct {
 	Groups []Group           // sorted by name
 	Of     map[string]string // name of the group by the ID of the machine; a machine that no policy selects is not in it
-	Faults []Fault           // sorted by policy
+	// Known are the machines that are in Of or in no group for certain. Others, such as those that a cloud left out of its list, keep what
+	// they have. A nil map stands for all machines.
+	Known  map[string]bool
+	Faults []Fault // sorted by policy
 }
 
 // Fault is a part of a policy that is not applied to machines.
@@ -99,13 +110,14 @@ type Fault struct {
 // not matter.
 func Build(cluster string, policies []*networkingv1.NetworkPolicy, machines []Machine) Plan {
 	plan := Plan{Of: map[string]string{}}
-	all := compile(policies)
+	all := parse(policies)
 	built := map[string]bool{}
 	for _, m := range machines {
 		var selecting []*policy
 		for _, p := range all {
 			if p.Namespace == m.Namespace && p.selector.Matches(labels.Set(m.Labels)) {
-				selecting, p.selects = append(selecting, p), true
+				p.compile()
+				selecting = append(selecting, p)
 			}
 		}
 		if len(selecting) == 0 {
@@ -117,17 +129,17 @@ func Build(cluster string, policies []*networkingv1.NetworkPolicy, machines []Ma
 			continue
 		}
 		built[g.Name] = true
-		if n := len(g.Rules); n > MaxRules {
+		if len(g.Rules) > MaxRules {
 			g.Rules = g.Rules[:MaxRules]
 			for _, p := range selecting {
-				p.fault(fmt.Sprintf("a machine needs %d rules with it, and gets the first %d; use fewer or larger blocks of addresses", n, MaxRules))
+				p.fault(tooMany)
 			}
 		}
 		plan.Groups = append(plan.Groups, g)
 	}
 	slices.SortFunc(plan.Groups, func(a, b Group) int { return strings.Compare(a.Name, b.Name) })
 	for _, p := range all {
-		if p.selects && len(p.faults) > 0 {
+		if len(p.faults) > 0 {
 			plan.Faults = append(plan.Faults, Fault{p.NetworkPolicy, strings.Join(p.faults, "; ")})
 		}
 	}
@@ -139,8 +151,8 @@ type policy struct {
 	*networkingv1.NetworkPolicy
 
 	selector labels.Selector
-	rules    []rule
-	selects  bool // a machine
+	compiled bool   // because it selects a machine
+	rules    []rule // at most some more than MaxRules
 	faults   []string
 }
 
@@ -151,21 +163,14 @@ type rule struct {
 	port string
 }
 
-// compile returns policies in the order of their names.
-func compile(policies []*networkingv1.NetworkPolicy) (all []*policy) {
+// parse returns policies in the order of their names.
+func parse(policies []*networkingv1.NetworkPolicy) (all []*policy) {
 	for _, o := range policies {
 		selector, err := metav1.LabelSelectorAsSelector(&o.Spec.PodSelector)
 		if err != nil {
 			continue // the API server admits no such selector
 		}
-		p := &policy{NetworkPolicy: o, selector: selector}
-		for i, r := range o.Spec.Ingress {
-			p.admit(Ingress, fmt.Sprintf("spec.ingress[%d]", i), "from", r.From, r.Ports)
-		}
-		for i, r := range o.Spec.Egress {
-			p.admit(Egress, fmt.Sprintf("spec.egress[%d]", i), "to", r.To, r.Ports)
-		}
-		all = append(all, p)
+		all = append(all, &policy{NetworkPolicy: o, selector: selector})
 	}
 	slices.SortFunc(all, func(a, b *policy) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
@@ -173,9 +178,23 @@ func compile(policies []*networkingv1.NetworkPolicy) (all []*policy) {
 	return all
 }
 
+// compile sets the rules of a policy that selects a machine.
+func (p *policy) compile() {
+	if p.compiled {
+		return
+	}
+	p.compiled = true
+	for i, r := range p.Spec.Ingress {
+		p.admit(Ingress, fmt.Sprintf("spec.ingress[%d]", i), "from", r.From, r.Ports)
+	}
+	for i, r := range p.Spec.Egress {
+		p.admit(Egress, fmt.Sprintf("spec.egress[%d]", i), "to", r.To, r.Ports)
+	}
+}
+
 // fault adds a fault once.
 func (p *policy) fault(text string) {
-	if !slices.Contains(p.faults, text) {
+	if len(p.faults) < maxFaults && !slices.Contains(p.faults, text) {
 		p.faults = append(p.faults, text)
 	}
 }
@@ -190,47 +209,67 @@ func (p *policy) admit(d Direction, field, peersField string, peers []networking
 	if !p.isolates(d) {
 		return // the entry has no effect
 	}
-	remotes := everywhere
-	if len(peers) > 0 {
-		remotes = nil
+	if len(peers) == 0 {
+		for _, remote := range everywhere {
+			p.admitAt(d, field, remote, ports)
+		}
 	}
 	for i, peer := range peers {
 		switch {
+		case len(p.rules) > MaxRules: // none of the others would be in a group
+			p.fault(tooMany)
+			return
 		case peer.IPBlock != nil:
-			remotes = append(remotes, prefixes(peer.IPBlock)...)
+			remotes, err := prefixes(peer.IPBlock)
+			if err != nil {
+				p.fault(fmt.Sprintf("%s.%s[%d].ipBlock admits nothing: %v; write addresses such as 10.0.0.0/8", field, peersField, i, err))
+			}
+			for _, remote := range remotes {
+				p.admitAt(d, field, remote, ports)
+			}
 		case !namesService(peer):
 			const text = "%s.%s[%d] selects pods, and admits nothing to machines; name a federated Service by the label %s, or an ipBlock"
 			p.fault(fmt.Sprintf(text, field, peersField, i, v1alpha1.LabelPeerService))
 		}
 	}
-	for _, remote := range remotes {
-		if len(ports) == 0 {
-			p.rules = append(p.rules, rule{Rule: Rule{Direction: d, Remote: remote}})
+}
+
+// admitAt adds rules for one remote.
+func (p *policy) admitAt(d Direction, field string, remote netip.Prefix, ports []networkingv1.NetworkPolicyPort) {
+	if len(ports) == 0 {
+		p.rules = append(p.rules, rule{Rule: Rule{Direction: d, Remote: remote}})
+	}
+	for i, port := range ports {
+		if len(p.rules) > MaxRules {
+			p.fault(tooMany)
+			return
 		}
-		for i, port := range ports {
-			r := rule{Rule: Rule{Direction: d, Protocol: protocol(port.Protocol), Remote: remote}}
-			switch {
-			case port.Port == nil:
-			case port.Port.Type == intstr.Int:
-				r.First = uint16(port.Port.IntVal)
-				r.Last = r.First
-				if port.EndPort != nil {
-					r.Last = uint16(*port.EndPort)
-				}
-			case d == Egress:
-				p.fault(fmt.Sprintf("%s.ports[%d] has the name %q, and admits nothing from machines; write its number", field, i, port.Port.StrVal))
-				continue
-			default:
-				r.port = port.Port.StrVal
+		r := rule{Rule: Rule{Direction: d, Protocol: protocol(port.Protocol), Remote: remote}}
+		switch {
+		case port.Port == nil:
+		case port.Port.Type == intstr.Int:
+			r.First = uint16(port.Port.IntVal)
+			r.Last = r.First
+			if port.EndPort != nil {
+				r.Last = uint16(*port.EndPort)
 			}
-			p.rules = append(p.rules, r)
+		case d == Egress:
+			p.fault(fmt.Sprintf("%s.ports[%d] has the name %q, and admits nothing from machines; write its number", field, i, port.Port.StrVal))
+			continue
+		default:
+			r.port = port.Port.StrVal
 		}
+		if n := len(p.rules); n > 0 && p.rules[n-1] == r {
+			continue // many equal ports must not take the room of others
+		}
+		p.rules = append(p.rules, r)
 	}
 }
 
-// namesService reports whether a peer names a federated Service, whose addresses leaders admit by a policy of their own.
+// namesService reports whether a peer names a federated Service, whose addresses leaders admit by a policy of their own: by its label alone.
 func namesService(peer networkingv1.NetworkPolicyPeer) bool {
-	return peer.PodSelector != nil && peer.PodSelector.MatchLabels[v1alpha1.LabelPeerService] != ""
+	s := peer.PodSelector
+	return s != nil && len(s.MatchLabels) == 1 && len(s.MatchExpressions) == 0 && s.MatchLabels[v1alpha1.LabelPeerService] != ""
 }
 
 // protocol returns the name of a port's protocol.
@@ -244,32 +283,49 @@ func protocol(p *corev1.Protocol) string {
 // everywhere are all addresses.
 var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 
-// prefixes returns the addresses of a block.
-func prefixes(block *networkingv1.IPBlock) []netip.Prefix {
-	whole, err := netip.ParsePrefix(block.CIDR)
+// prefixes returns the addresses of a block, at most some more than MaxRules of them. API servers before Kubernetes 1.36 admit text
+// that is no prefix by its strict form, such as 10.010.0.0/16. An exception that cannot be understood must not make the block larger.
+func prefixes(block *networkingv1.IPBlock) ([]netip.Prefix, error) {
+	whole, err := parsePrefix(block.CIDR)
 	if err != nil {
-		return nil // the API server admits no such block
+		return nil, err
 	}
 	var except []netip.Prefix
 	for _, text := range block.Except {
-		if p, err := netip.ParsePrefix(text); err == nil {
-			except = append(except, p.Masked())
+		p, err := parsePrefix(text)
+		if err != nil {
+			return nil, err
 		}
+		except = append(except, p)
 	}
-	return subtract(whole.Masked(), except)
+	return subtract(nil, whole, except), nil
 }
 
-// subtract returns the prefixes that make up whole without except.
-func subtract(whole netip.Prefix, except []netip.Prefix) []netip.Prefix {
-	except = slices.DeleteFunc(slices.Clone(except), func(e netip.Prefix) bool { return !e.Overlaps(whole) })
-	if len(except) == 0 {
-		return []netip.Prefix{whole}
+// parsePrefix parses a prefix as API servers do. An IPv4 address in the form of an IPv6 one is no valid remote.
+func parsePrefix(text string) (netip.Prefix, error) {
+	_, ipnet, err := netutils.ParseCIDRSloppy(text)
+	if err != nil {
+		return netip.Prefix{}, err
 	}
-	if slices.ContainsFunc(except, func(e netip.Prefix) bool { return e.Bits() <= whole.Bits() }) {
-		return nil
+	bits, _ := ipnet.Mask.Size()
+	a, ok := netip.AddrFromSlice(ipnet.IP)
+	if !ok || a.Is4In6() {
+		return netip.Prefix{}, fmt.Errorf("%q is not a prefix of IPv4 or IPv6", text)
+	}
+	return netip.PrefixFrom(a, bits).Masked(), nil
+}
+
+// subtract appends the prefixes that make up whole without except, until there are more than MaxRules.
+func subtract(to []netip.Prefix, whole netip.Prefix, except []netip.Prefix) []netip.Prefix {
+	except = slices.DeleteFunc(slices.Clone(except), func(e netip.Prefix) bool { return !e.Overlaps(whole) })
+	switch {
+	case len(to) > MaxRules || slices.ContainsFunc(except, func(e netip.Prefix) bool { return e.Bits() <= whole.Bits() }):
+		return to
+	case len(except) == 0:
+		return append(to, whole)
 	}
 	low, high := halves(whole)
-	return append(subtract(low, except), subtract(high, except)...)
+	return subtract(subtract(to, low, except), high, except)
 }
 
 // halves returns the two prefixes that make up p.
@@ -311,8 +367,8 @@ func groupOf(cluster string, selecting []*policy, m Machine) Group {
 	slices.SortFunc(g.Rules, Rule.compare)
 	g.Rules = slices.Compact(g.Rules)
 	slices.Sort(named)
-	hash := fnv.New128a()
-	fmt.Fprintf(hash, "%q %q %q", cluster, g.Policies, slices.Compact(named))
-	g.Name = "isthmus-" + hex.EncodeToString(hash.Sum(nil))
+	// Authors of policies choose parts of the input, so it takes a hash without collisions: machines of two tenants must not share a group.
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", cluster, g.Policies, slices.Compact(named)))
+	g.Name = "isthmus-" + hex.EncodeToString(sum[:16])
 	return g
 }

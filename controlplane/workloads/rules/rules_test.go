@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/workloads/rules"
@@ -72,6 +73,15 @@ func TestRules(t *testing.T) {
 		"a block with a hole": {
 			`{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/30, except: [10.0.0.2/32, 10.9.0.0/16]}}]}]}`,
 			append(slices.Clone(open), "ingress  0-0 10.0.0.0/31", "ingress  0-0 10.0.0.3/32"), "",
+		},
+		"a block in the sloppy form": {
+			`{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.128.000.0/9]}}]}]}`, append(slices.Clone(open), "ingress  0-0 10.0.0.0/9"), "",
+		},
+		"an exception that is no prefix": {
+			`{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: "::/0", except: ["::ffff:10.1.0.0/112"]}}]}]}`, open, "spec.ingress[0].from[0].ipBlock admits nothing",
+		},
+		"a Service and another label": {
+			`{podSelector: {}, ingress: [{from: [{podSelector: {matchLabels: {federation.isthmus.dev/service: shop, app: x}}}]}]}`, open, "spec.ingress[0].from[0] selects pods",
 		},
 		"the same twice": {
 			`{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8}}, {ipBlock: {cidr: 10.0.0.0/8}}]}]}`, append(slices.Clone(open), "ingress  0-0 10.0.0.0/8"), "",
@@ -147,7 +157,34 @@ func TestTooManyRules(t *testing.T) {
 	}
 	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: peers}}
 	plan := rules.Build("c", []*networkingv1.NetworkPolicy{p}, []rules.Machine{db("1"), db("2")})
-	if len(plan.Groups[0].Rules) != rules.MaxRules || len(plan.Faults) != 1 || !strings.Contains(plan.Faults[0].Text, "needs 1003 rules") {
-		t.Errorf("%d rules, %+v", len(plan.Groups[0].Rules), plan.Faults)
+	if len(plan.Groups[0].Rules) != rules.MaxRules || len(plan.Faults) != 1 || !strings.Contains(plan.Faults[0].Text, "needs more than 1000 rules") {
+		t.Errorf("%d rules, %d faults", len(plan.Groups[0].Rules), len(plan.Faults))
+	}
+}
+
+// A policy whose peers, ports and exceptions multiply costs no more than others, and neither does one that selects no machine.
+func TestPoliciesAreBounded(t *testing.T) {
+	p := parse(t, "p", `podSelector: {}`)
+	block := networkingv1.IPBlock{CIDR: "::/0"}
+	for i := range 5000 {
+		block.Except = append(block.Except, fmt.Sprintf("2001:db8:%x::1/128", i))
+	}
+	var r networkingv1.NetworkPolicyIngressRule
+	for range 5000 {
+		r.From = append(r.From, networkingv1.NetworkPolicyPeer{IPBlock: &block}, networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{}})
+		r.Ports = append(r.Ports, networkingv1.NetworkPolicyPort{})
+	}
+	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{r}
+	all := []*networkingv1.NetworkPolicy{p}
+	if n := testing.AllocsPerRun(1, func() { rules.Build("c", all, []rules.Machine{db("1")}) }); n > 100_000 {
+		t.Errorf("%.0f allocations", n)
+	}
+	plan := rules.Build("c", all, []rules.Machine{db("1")})
+	if len(plan.Groups[0].Rules) > rules.MaxRules || len(plan.Faults) != 1 || len(plan.Faults[0].Text) > 5000 {
+		t.Errorf("%d rules, %d faults", len(plan.Groups[0].Rules), len(plan.Faults))
+	}
+	p.Namespace = "other"
+	if n := testing.AllocsPerRun(1, func() { rules.Build("c", all, []rules.Machine{db("1")}) }); n > 100 {
+		t.Errorf("%.0f allocations for a policy that selects nothing", n)
 	}
 }

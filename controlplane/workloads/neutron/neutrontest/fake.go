@@ -48,7 +48,9 @@ func NewFake(t testing.TB) *Fake {
 			"DELETE v2.0/security-group-rules/{id}": f.counted(f.deleteRule),
 			"PUT v2.0/ports/{id}":                   f.counted(f.updatePort),
 			"PUT v2.0/ports/{id}/tags":              f.counted(f.replaceTags),
-			"DELETE v2.0/ports/{id}/tags":           f.counted(f.deleteTags),
+			"PUT v2.0/ports/{id}/tags/{tag}":        f.counted(f.addTag),
+			"DELETE v2.0/ports/{id}/tags/{tag}":     f.counted(f.deleteTag),
+			"GET v2.0/ports/{id}":                   f.getPort,
 		},
 	})
 	f.AddGroup("default")
@@ -77,6 +79,7 @@ func (f *Fake) AddPort(server string, o Object) string {
 	return f.AddTo(Ports, func(n int) Object {
 		return Object{
 			"id": fmt.Sprintf("port-%03d", n), "project_id": "mine", "device_id": server, "security_groups": []string{}, "port_security_enabled": true, "tags": []string{},
+			"revision_number": 1,
 		}
 	}, o)
 }
@@ -178,12 +181,15 @@ func (f *Fake) updatePort(lists map[string][]Object, r *http.Request) (int, any)
 	if err := json.Unmarshal(body(r)["port"], &change); err != nil || change.Groups == nil {
 		return failure(http.StatusBadRequest, "Invalid")
 	}
+	if r.Header.Get("If-Match") != fmt.Sprintf("revision_number=%d", p["revision_number"]) && r.Header.Get("If-Match") != "" {
+		return failure(http.StatusPreconditionFailed, "RevisionNumberConstraintFailed")
+	}
 	for _, id := range *change.Groups {
 		if _, ok := find(lists[Groups], id); !ok {
 			return failure(http.StatusNotFound, "SecurityGroupNotFound")
 		}
 	}
-	p["security_groups"] = *change.Groups
+	p["security_groups"], p["revision_number"] = *change.Groups, p["revision_number"].(int)+1
 	return http.StatusOK, Object{"port": p}
 }
 
@@ -200,11 +206,30 @@ func (f *Fake) replaceTags(lists map[string][]Object, r *http.Request) (int, any
 	return http.StatusOK, Object{"tags": tags}
 }
 
-func (f *Fake) deleteTags(lists map[string][]Object, r *http.Request) (int, any) {
+func (f *Fake) addTag(lists map[string][]Object, r *http.Request) (int, any) {
 	p, ok := find(lists[Ports], r.PathValue("id"))
 	if !ok {
 		return failure(http.StatusNotFound, "PortNotFound")
 	}
-	p["tags"] = []string{}
+	p["tags"] = append(p["tags"].([]string), r.PathValue("tag"))
+	p["revision_number"] = p["revision_number"].(int) + 1
+	return http.StatusCreated, nil
+}
+
+func (f *Fake) deleteTag(lists map[string][]Object, r *http.Request) (int, any) {
+	p, ok := find(lists[Ports], r.PathValue("id"))
+	if !ok {
+		return failure(http.StatusNotFound, "PortNotFound")
+	}
+	p["tags"] = slices.DeleteFunc(slices.Clone(p["tags"].([]string)), func(t string) bool { return t == r.PathValue("tag") })
+	p["revision_number"] = p["revision_number"].(int) + 1
 	return http.StatusNoContent, nil
+}
+
+func (f *Fake) getPort(lists map[string][]Object, r *http.Request) (int, any) {
+	p, ok := find(lists[Ports], r.PathValue("id"))
+	if !ok {
+		return failure(http.StatusNotFound, "PortNotFound")
+	}
+	return http.StatusOK, Object{"port": p}
 }
