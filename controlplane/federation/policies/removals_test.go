@@ -155,6 +155,14 @@ func TestRemovalTakenBack(t *testing.T) {
 				t.Errorf("records of %v stayed", left)
 			}
 		},
+		"by the copy, which the leader of the origin sees first": func(t *testing.T, f *reconciletest.Federation, copied, _ *unstructured.Unstructured) {
+			t.Helper()
+			copied.SetUID("")
+			copied.SetResourceVersion("")
+			if err := f.Member("b").Client().Create(t.Context(), copied); err != nil {
+				t.Fatal(err)
+			}
+		},
 		"by the origin": func(t *testing.T, f *reconciletest.Federation, _, origin *unstructured.Unstructured) {
 			t.Helper()
 			change(t, f.Member("a"), origin, func(o *unstructured.Unstructured) {
