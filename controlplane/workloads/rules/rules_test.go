@@ -188,3 +188,15 @@ func TestPoliciesAreBounded(t *testing.T) {
 		t.Errorf("%.0f allocations for a policy that selects nothing", n)
 	}
 }
+
+// A policy with many faults tells some of them.
+func TestFaultsAreBounded(t *testing.T) {
+	p := parse(t, "p", `podSelector: {}`)
+	for range 50 {
+		p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}})
+	}
+	plan := rules.Build("c", []*networkingv1.NetworkPolicy{p}, []rules.Machine{db("1")})
+	if n := strings.Count(plan.Faults[0].Text, "selects pods"); n != 10 {
+		t.Errorf("%d faults", n)
+	}
+}
