@@ -134,7 +134,7 @@ func (w *testbed) refusesForeignNodes() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	for namespace, because := range map[string]string{w.namespace: "writes only ExternalNodes with the label", metav1.NamespaceSystem: "makes no Services and ExternalNodes of machines in namespaces kube-*"} {
+	for namespace, because := range map[string]string{w.namespace: "writes only ExternalNodes with the label", metav1.NamespaceSystem: "makes no Services of machines in namespaces kube-*, and no ExternalNodes"} {
 		o := externalNode("evil")
 		o.SetNamespace(namespace)
 		if namespace == metav1.NamespaceSystem {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"reflect"
 	"slices"
 	"strings"
@@ -134,6 +135,32 @@ func (l *lab) awaitRoutes(t *testing.T, vip netip.Addr, gateways ...int) {
 		for i := range l.Gateways {
 			if _, ok := have[i]; ok != slices.Contains(gateways, i) {
 				return fmt.Sprintf("routes to %s are %+v, want those from gateways %v", vip, have, gateways)
+			}
+		}
+		return ""
+	})
+}
+
+// awaitForwarding waits until the router forwards packets to a VIP to one gateway alone. A route of BGP reaches the kernel a moment later,
+// which on a busy machine is long enough to lose packets.
+func (l *lab) awaitForwarding(t *testing.T, vip netip.Addr, gateway int) {
+	t.Helper()
+	family := 0
+	if vip.Is6() {
+		family = 1
+	}
+	announcertest.Eventually(t, func() string {
+		var routes []byte
+		err := l.Router.Do(func() (err error) {
+			routes, err = exec.CommandContext(t.Context(), "ip", "route", "show", vip.String()).Output()
+			return err
+		})
+		if err != nil {
+			return fmt.Sprintf("routes of the kernel: %v", err)
+		}
+		for i := range l.Gateways {
+			if strings.Contains(string(routes), "via "+edge.Gateways[i][family].String()+" ") != (i == gateway) {
+				return fmt.Sprintf("the kernel's routes to %s are %s, want those by gateway %d", vip, routes, gateway)
 			}
 		}
 		return ""

@@ -218,6 +218,7 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 		t.Errorf("graceful restart keeps the route of a drained gateway: %+v", r)
 	}
 	l.awaitRoutes(t, vip, 1-owner)
+	l.awaitForwarding(t, vip, 1-owner)
 	if err := l.Cut(owner); err != nil {
 		t.Fatal(err)
 	}
