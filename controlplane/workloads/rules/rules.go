@@ -26,7 +26,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	netutils "k8s.io/utils/net"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 )
@@ -283,8 +282,8 @@ func protocol(p *corev1.Protocol) string {
 // everywhere are all addresses.
 var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 
-// prefixes returns the addresses of a block, at most some more than MaxRules of them. API servers before Kubernetes 1.36 admit text
-// that is no prefix by its strict form, such as 10.010.0.0/16. An exception that cannot be understood must not make the block larger.
+// prefixes returns the addresses of a block, at most some more than MaxRules of them. API servers before Kubernetes 1.36 admit text such as
+// 10.010.0.0/16, whose meaning depends on the reader. An exception that cannot be understood must not make the block larger.
 func prefixes(block *networkingv1.IPBlock) ([]netip.Prefix, error) {
 	whole, err := parsePrefix(block.CIDR)
 	if err != nil {
@@ -301,18 +300,13 @@ func prefixes(block *networkingv1.IPBlock) ([]netip.Prefix, error) {
 	return subtract(nil, whole, except), nil
 }
 
-// parsePrefix parses a prefix as API servers do. An IPv4 address in the form of an IPv6 one is no valid remote.
+// parsePrefix parses a prefix. An IPv4 address in the form of an IPv6 one is no valid remote.
 func parsePrefix(text string) (netip.Prefix, error) {
-	_, ipnet, err := netutils.ParseCIDRSloppy(text)
-	if err != nil {
-		return netip.Prefix{}, err
+	p, err := netip.ParsePrefix(text)
+	if err != nil || p.Addr().Is4In6() {
+		return p, fmt.Errorf("%q is not a prefix of IPv4 or IPv6", text)
 	}
-	bits, _ := ipnet.Mask.Size()
-	a, ok := netip.AddrFromSlice(ipnet.IP)
-	if !ok || a.Is4In6() {
-		return netip.Prefix{}, fmt.Errorf("%q is not a prefix of IPv4 or IPv6", text)
-	}
-	return netip.PrefixFrom(a, bits).Masked(), nil
+	return p.Masked(), nil
 }
 
 // subtract appends the prefixes that make up whole without except, until there are more than MaxRules.
