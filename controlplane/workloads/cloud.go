@@ -117,7 +117,7 @@ type poller struct {
 func (f *poller) run(ctx context.Context) {
 	tick := time.NewTicker(f.settings.Interval.Duration)
 	defer tick.Stop()
-	logged := ""
+	var told lastError
 	for {
 		resources, err := f.lister.List(ctx)
 		if ctx.Err() != nil {
@@ -129,14 +129,9 @@ func (f *poller) run(ctx context.Context) {
 		}
 		f.mu.Unlock()
 		f.changed()
-		text := ""
-		if err != nil {
-			text = err.Error()
-		}
-		if text != "" && text != logged {
+		if told.differs(err) {
 			f.log.Warn("a cloud cannot be read; its last list stays in effect", "cloud", f.source.cloud, "kind", f.source.noun(), "err", err)
 		}
-		logged = text
 		select {
 		case <-ctx.Done():
 			return

@@ -74,7 +74,7 @@ func (e *enforcement) result() (refused map[string]string, err error) {
 func (e *enforcement) run(ctx context.Context) {
 	tick := time.NewTicker(e.settings.Interval.Duration)
 	defer tick.Stop()
-	logged := ""
+	var told lastError
 	for {
 		if cluster, plan := e.wanted(); plan != nil {
 			refused, err := e.enforcer.Apply(ctx, cluster, *plan)
@@ -91,14 +91,9 @@ func (e *enforcement) run(ctx context.Context) {
 			if !same {
 				e.changed()
 			}
-			text := ""
-			if err != nil {
-				text = err.Error()
-			}
-			if text != "" && text != logged {
+			if told.differs(err) {
 				e.log.Warn("policies cannot be applied to the servers of a cloud; their rules stay as they are", "cloud", e.settings.Name, "err", err)
 			}
-			logged = text
 		}
 		select {
 		case <-ctx.Done():

@@ -157,20 +157,32 @@ func (c *Controller) poll(from source, settings CloudSettings, lister Lister) {
 	c.pollers = append(c.pollers, &poller{source: from, settings: settings, lister: lister, changed: c.changed, log: c.cfg.Log})
 }
 
+// lastError is the last result of an action that is repeated, so that an error that lasts is logged once.
+type lastError struct{ text string }
+
+// differs reports whether err is an error with another text than the last result, and keeps it.
+func (l *lastError) differs(err error) bool {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	differs := text != "" && text != l.text
+	l.text = text
+	return differs
+}
+
 // work reconciles everything whenever something changed.
 func (c *Controller) work(ctx context.Context) {
-	logged := ""
+	var told lastError
 	for {
 		var again <-chan time.Time
 		err := c.reconcile(ctx)
-		text := ""
 		if err != nil {
-			again, text = time.After(retry), err.Error()
+			again = time.After(retry)
 		}
-		if text != "" && text != logged && ctx.Err() == nil {
+		if told.differs(err) && ctx.Err() == nil {
 			c.cfg.Log.Error("Services of machines cannot be reconciled; retrying", "err", err)
 		}
-		logged = text
 		select {
 		case <-ctx.Done():
 			return

@@ -262,10 +262,10 @@ func (a *application) release(ctx context.Context, p port) (has []string, err er
 	if has, err = a.setGroups(ctx, p, a.former(notes, foreign)); err != nil {
 		return has, err
 	}
-	if !same(has, p.SecurityGroups) || !slices.ContainsFunc(has, a.isOurs) {
-		err = a.note(ctx, p, nil)
+	if slices.ContainsFunc(has, a.isOurs) { // it was changed meanwhile, and stays
+		return has, nil
 	}
-	return has, err
+	return has, a.note(ctx, p, nil)
 }
 
 // ofOthers returns the groups of a port that other clusters made.

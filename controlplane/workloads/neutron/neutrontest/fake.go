@@ -96,11 +96,6 @@ func body(r *http.Request) map[string]json.RawMessage {
 	return read
 }
 
-// field decodes a field of a body.
-func field[T any](from map[string]json.RawMessage, name string) (value T, ok bool) {
-	return value, json.Unmarshal(from[name], &value) == nil
-}
-
 // find returns an object of a list.
 func find(all []Object, id string) (Object, bool) {
 	i := slices.IndexFunc(all, func(o Object) bool { return o["id"] == id })
@@ -195,11 +190,12 @@ func (f *Fake) updatePort(lists map[string][]Object, r *http.Request) (int, any)
 
 func (f *Fake) replaceTags(lists map[string][]Object, r *http.Request) (int, any) {
 	p, ok := find(lists[Ports], r.PathValue("id"))
-	tags, valid := field[[]string](body(r), "tags")
+	var tags []string
+	err := json.Unmarshal(body(r)["tags"], &tags)
 	if !ok {
 		return failure(http.StatusNotFound, "PortNotFound")
 	}
-	if !valid || slices.ContainsFunc(tags, func(t string) bool { return len(t) > 60 || strings.ContainsAny(t, ",/") }) {
+	if err != nil || slices.ContainsFunc(tags, func(t string) bool { return len(t) > 60 || strings.ContainsAny(t, ",/") }) {
 		return failure(http.StatusBadRequest, "Invalid")
 	}
 	p["tags"] = tags
