@@ -129,6 +129,8 @@ func TestPageNamesFaults(t *testing.T) {
 		"line that is no literal":   {"- {id: N1, about: One.}", `func TestX(t *testing.T) { conformance.Holds(t, lines...) }`, "must be a literal"},
 		"line that is no ID":        {"- {id: N1, about: One.}", `func TestX(t *testing.T) { conformance.Holds(t, "N1 N2") }`, "must be a literal"},
 		"mark without a line":       {"- {id: N1, about: One.}", `func TestX(t *testing.T) { conformance.Holds(t) }`, "names no line"},
+		"mark under a condition":    {"- {id: N1, about: One.}", `func TestX(t *testing.T) { if ok() { conformance.Holds(t, "N1") } }`, `call conformance.LeaveOut(t, "N1")`},
+		"another line left out":     {"- {id: N1, about: One.}", `func TestX(t *testing.T) { if ok() { conformance.Holds(t, "N1") } else { conformance.LeaveOut(t, "N2") } }`, `call conformance.LeaveOut(t, "N1")`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

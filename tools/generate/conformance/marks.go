@@ -48,7 +48,7 @@ func (m Mark) name() string {
 var lineID = regexp.MustCompile(`^[A-Z][0-9]+$`)
 
 // Marks returns all marks of the repository at root. Its error joins all calls that cannot be read from the source:
-// those outside of a test function, and those whose lines are not literals.
+// those outside of a test function, those whose lines are not literals, and those under an if whose lines are never left out.
 func Marks(root string) ([]Mark, error) {
 	var marks []Mark
 	var errs []error
@@ -106,6 +106,7 @@ func marksOf(file string, source []byte) ([]Mark, error) {
 			test = f.Name.Name
 		}
 		r.read(d, test, nil)
+		r.checkConditions(d)
 	}
 	return r.marks, errors.Join(r.errs...)
 }
@@ -127,7 +128,7 @@ func (r *reader) read(n ast.Node, test string, subtests []string) {
 		if !ok {
 			return true
 		}
-		if r.isHolds(call) {
+		if r.calls(call, "Holds") {
 			r.add(call, test, subtests)
 			return false
 		}
@@ -140,10 +141,56 @@ func (r *reader) read(n ast.Node, test string, subtests []string) {
 	})
 }
 
-// isHolds reports whether call calls conformance.Holds.
-func (r *reader) isHolds(call *ast.CallExpr) bool {
+// checkConditions adds an error for each line that a function shows under a condition and never leaves out: where the
+// condition is false, for example on a machine without a program, the test would pass and the run would fail.
+func (r *reader) checkConditions(function ast.Node) {
+	leftOut := map[string]bool{}
+	r.each(function, "LeaveOut", func(call *ast.CallExpr) {
+		for _, line := range lineArgs(call) {
+			leftOut[line] = true
+		}
+	})
+	ast.Inspect(function, func(n ast.Node) bool {
+		condition, ok := n.(*ast.IfStmt)
+		if !ok {
+			return true
+		}
+		r.each(condition, "Holds", func(call *ast.CallExpr) {
+			for _, line := range lineArgs(call) {
+				if !leftOut[line] {
+					r.errs = append(r.errs, fmt.Errorf("%s: conformance.Holds stands under an if; call conformance.LeaveOut(t, %q) where the test does not reach it", r.fset.Position(call.Pos()), line))
+				}
+			}
+		})
+		return false
+	})
+}
+
+// each calls f with the calls of a function of package conformance below n.
+func (r *reader) each(n ast.Node, function string, f func(*ast.CallExpr)) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok && r.calls(call, function) {
+			f(call)
+		}
+		return true
+	})
+}
+
+// lineArgs returns the lines that a call of Holds or LeaveOut names by literals.
+func lineArgs(call *ast.CallExpr) []string {
+	var lines []string
+	for _, arg := range call.Args[min(1, len(call.Args)):] {
+		if line, ok := literal(arg); ok {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// calls reports whether call calls a function of package conformance.
+func (r *reader) calls(call *ast.CallExpr, function string) bool {
 	f, ok := call.Fun.(*ast.SelectorExpr)
-	if !ok || f.Sel.Name != "Holds" {
+	if !ok || f.Sel.Name != function {
 		return false
 	}
 	x, ok := f.X.(*ast.Ident)
