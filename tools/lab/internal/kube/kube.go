@@ -7,6 +7,7 @@ import (
 	"embed"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"text/template"
 
@@ -45,8 +46,15 @@ type Options struct {
 	CNI       string // the main plugin
 }
 
-// searchPath is the PATH in which containerd finds runc and its shim, and kube-proxy finds nft.
-var environment = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+// environment returns the environment of components: the PATH in which containerd finds runc and its shim, and kube-proxy
+// finds nft, and the caller's GOGC. With a high one, tests spend memory that is there instead of CPU time.
+func environment() []string {
+	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+	if percent, ok := os.LookupEnv("GOGC"); ok {
+		env = append(env, "GOGC="+percent)
+	}
+	return env
+}
 
 // nodeless are the controllers that a control plane without nodes needs: tokens and default ServiceAccounts, namespace
 // deletion, garbage collection, EndpointSlices, and roles that aggregate others.
@@ -158,7 +166,7 @@ func Labels(n topology.Node) map[string]string {
 }
 
 func (p Plan) component(name string, flags ...string) supervisor.Component {
-	return supervisor.Component{Name: name, Argv: append([]string{p.Bin[name]}, flags...), Env: environment}
+	return supervisor.Component{Name: name, Argv: append([]string{p.Bin[name]}, flags...), Env: environment()}
 }
 
 // join lists addresses or networks in the form of flags.
