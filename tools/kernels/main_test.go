@@ -2,20 +2,29 @@ package main
 
 import (
 	"errors"
+	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/isthmus-net/isthmus/tools/conformance"
+	"github.com/isthmus-net/isthmus/tools/kernels/internal/kernel"
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// Every check is a subtest, so that it counts in a run of all tests.
+// Every check is a subtest, so that it counts in a run of all tests. As with other tests that depend on nothing but their source,
+// the results of an unchanged program on an emulated kernel are remembered, except in a soak.
 func TestKernels(t *testing.T) {
 	netlab.Privileged(t)
 	r, err := newRig(t.Output())
 	if err != nil {
 		t.Fatal(err)
+	}
+	if os.Getenv("ISTHMUS_FULL_LENGTH") == "" {
+		r.results = filepath.Join(cluster.CacheDir(), "kernels", "passed")
 	}
 	t.Cleanup(func() {
 		if err := r.close(); err != nil {
@@ -109,5 +118,45 @@ func TestUnknownKernel(t *testing.T) {
 	r := &rig{out: t.Output()}
 	if err := r.test(t.Context(), "2.4").fault(); err == nil || !strings.Contains(err.Error(), "not one of 6.1, 6.12, native, 6.1-arm64, 6.12-arm64") {
 		t.Errorf("have fault %v, want the kernels there are", err)
+	}
+}
+
+// A kernel that passed is not run again with the same bytes. After a failure, or with other bytes, it is.
+func TestPassedIsRemembered(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	r := &rig{out: t.Output(), results: filepath.Join(dir, "passed")}
+	k := kernel.Kernel{Image: file("image", "k")}
+	const passes, fails = "PASS a (3ms)\nEND 1 passed, 0 failed\n", "FAIL a: no route\nEND 0 passed, 1 failed\n"
+	for _, step := range []struct {
+		initrd, says string // says is what the kernel would say; empty: it must not run
+		want         string
+	}{
+		{"one", fails, "a: no route"},
+		{"one", passes, ""},
+		{"one", "", ""},
+		{"two", fails, "a: no route"},
+	} {
+		var o outcome
+		err := r.unlessPassed(file("initrd", step.initrd), k, &lines{take: func(line string) { r.take(&o, line) }}, func(console io.Writer) error {
+			if step.says == "" {
+				t.Errorf("%s ran again", step.initrd)
+			}
+			_, err := io.WriteString(console, step.says)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := o.fault(); (step.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), step.want) {
+			t.Errorf("%s: fault %v, want %q", step.initrd, err, step.want)
+		}
 	}
 }

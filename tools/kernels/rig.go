@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -63,6 +64,7 @@ const limit = 15 * time.Minute
 // rig runs the checks on kernels.
 type rig struct {
 	dir       string     // a temporary folder
+	results   string     // a folder that remembers on which contents a kernel passed; empty: every kernel is booted
 	preparing sync.Mutex // what several kernels share: guests, packages and the cache
 
 	mu  sync.Mutex // guards out
@@ -202,7 +204,42 @@ func (r *rig) boot(ctx context.Context, t target, console io.Writer) error {
 	if err := writeInitrd(initrd, guest, k); err != nil {
 		return err
 	}
-	return vm.Machine{Architecture: t.debian.Architecture, Image: k.Image, Initrd: initrd}.Run(ctx, console)
+	return r.unlessPassed(initrd, k, console, func(console io.Writer) error {
+		return vm.Machine{Architecture: t.debian.Architecture, Image: k.Image, Initrd: initrd}.Run(ctx, console)
+	})
+}
+
+// unlessPassed runs a kernel with an initramfs, unless all its checks passed before with the same bytes of both. Then it repeats
+// what the kernel said.
+func (r *rig) unlessPassed(initrd string, k kernel.Kernel, console io.Writer, run func(console io.Writer) error) error {
+	if r.results == "" {
+		return run(console)
+	}
+	content, err := os.ReadFile(initrd)
+	if err != nil {
+		return err
+	}
+	image, err := os.ReadFile(k.Image)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(r.results, fmt.Sprintf("%x", sha256.Sum256(append(content, image...))))
+	if said, err := os.ReadFile(file); err == nil {
+		r.say("%-10s passed before with the same program; it is not booted", k.Release)
+		_, err = console.Write(said)
+		return err
+	}
+	var o outcome
+	quiet := &rig{out: io.Discard}
+	var said bytes.Buffer
+	both := io.MultiWriter(console, &said, &lines{take: func(line string) { quiet.take(&o, line) }})
+	if err := run(both); err != nil || o.fault() != nil {
+		return err
+	}
+	if err := os.MkdirAll(r.results, 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(file, said.Bytes(), 0o600)
 }
 
 // guest compiles the program that runs on every kernel, for an architecture, and returns its path. It is built without cgo,
