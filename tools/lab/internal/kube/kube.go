@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"text/template"
 
@@ -47,9 +49,13 @@ type Options struct {
 }
 
 // environment returns the environment of components: the PATH in which containerd finds runc and its shim, and kube-proxy
-// finds nft, and the caller's GOGC. With a high one, tests spend memory that is there instead of CPU time.
+// finds nft. A lab has many more components than the machine has CPUs, so each uses half of them at most: Go's scheduler
+// spends less on threads that find nothing to do. A GOGC of the caller's is theirs too: tests have memory to spend.
 func environment() []string {
-	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+	env := []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
+		"GOMAXPROCS=" + strconv.Itoa(max(1, runtime.NumCPU()/2)),
+	}
 	if percent, ok := os.LookupEnv("GOGC"); ok {
 		env = append(env, "GOGC="+percent)
 	}
