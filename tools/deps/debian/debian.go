@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // Ensure installs the missing packages among those named. It reports on progress what it installs. The error names the packages
@@ -47,19 +48,25 @@ func Preseed(ctx context.Context, answers ...string) error {
 	return nil
 }
 
-// AptGet runs apt-get. If that fails it updates the package lists and tries once more, because the lists of a fresh machine may
-// be empty or name removed versions. Daemons of installed packages are not started. The error contains the end of apt-get's
-// output.
+// AptGet runs apt-get. If that fails it tries once more, after it updated the package lists, because those of a fresh machine may
+// be empty or name removed versions, or after it configured packages that an installation left half-done when it was killed.
+// Daemons of installed packages are not started. The error contains the end of apt-get's output.
 func AptGet(ctx context.Context, args ...string) error { return aptGet(ctx, "", args...) }
 
 // aptGet runs apt-get like AptGet, in the folder dir.
 func aptGet(ctx context.Context, dir string, args ...string) error {
 	serial.Lock()
 	defer serial.Unlock()
-	if _, err := apt(ctx, dir, args...); err == nil {
+	output, err := apt(ctx, dir, args...)
+	if err == nil {
 		return nil
 	}
-	if output, err := apt(ctx, dir, "update"); err != nil {
+	const halfDone = "dpkg --configure -a" // what apt-get then asks for
+	if strings.Contains(output, halfDone) {
+		if said, err := command(ctx, "dpkg", "--configure", "-a").CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w\n%s", halfDone, err, lastLines(said))
+		}
+	} else if output, err := apt(ctx, dir, "update"); err != nil {
 		return fmt.Errorf("apt-get update: %w\n%s", err, output)
 	}
 	if output, err := apt(ctx, dir, args...); err != nil {
@@ -172,12 +179,25 @@ func Missing(ctx context.Context, packages ...string) ([]string, error) {
 
 // apt runs apt-get in the folder dir and returns the end of its output.
 func apt(ctx context.Context, dir string, args ...string) (output string, err error) {
-	args = append([]string{"--quiet", "--option=DPkg::Lock::Timeout=300"}, args...)
-	cmd := exec.CommandContext(ctx, "apt-get", args...)
+	cmd := command(ctx, "apt-get", append([]string{"--quiet", "--option=DPkg::Lock::Timeout=300"}, args...)...)
 	cmd.Dir = dir
+	said, err := cmd.CombinedOutput()
+	return lastLines(said), err
+}
+
+// command returns a command of the package tools. Packages do not start their daemons, and ask nothing. When ctx ends, or at an
+// interrupt from the terminal, a download ends, but an installation is completed: apt-get ignores SIGINT during it.
+func command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
 	// RUNLEVEL=1 keeps packages from starting their daemons.
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "LC_ALL=C.UTF-8")
-	said, err := cmd.CombinedOutput()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	return cmd
+}
+
+// lastLines returns the end of what a program said.
+func lastLines(said []byte) string {
 	lines := bytes.Split(bytes.TrimSpace(said), []byte("\n"))
-	return string(bytes.Join(lines[max(0, len(lines)-15):], []byte("\n"))), err
+	return string(bytes.Join(lines[max(0, len(lines)-15):], []byte("\n")))
 }

@@ -1,6 +1,8 @@
 package debian
 
 import (
+	"context"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/isthmus-net/isthmus/tools/await"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -52,4 +55,55 @@ func TestOtherArchitecture(t *testing.T) {
 	if debs, err := filepath.Glob(filepath.Join(dir, "zlib1g_*_"+other+".deb")); len(debs) != 1 {
 		t.Errorf("downloaded %q (%v), want one package for %s", debs, err, other)
 	}
+}
+
+// fakeTools makes apt-get and dpkg two scripts, which run in a new folder that they find in $DIR.
+func fakeTools(t *testing.T, aptGet, dpkg string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, script := range map[string]string{"apt-get": aptGet, "dpkg": dpkg} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	t.Setenv("DIR", dir)
+	return dir
+}
+
+// An installation that was killed is completed before the next one.
+func TestHalfDoneInstallation(t *testing.T) {
+	dir := fakeTools(t,
+		`test -e $DIR/configured && exit; echo "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem."; exit 100`,
+		`echo "$@" > $DIR/configured`)
+	if err := AptGet(t.Context(), "install", "x"); err != nil {
+		t.Fatal(err)
+	}
+	if asked, err := os.ReadFile(filepath.Join(dir, "configured")); err != nil || string(asked) != "--configure -a\n" {
+		t.Errorf("dpkg ran with %q (%v)", asked, err)
+	}
+}
+
+// The end of a context interrupts apt-get, which completes an installation, and does not kill it.
+func TestInterruptedInstallation(t *testing.T) {
+	dir := fakeTools(t, `
+trap 'interrupted=1' INT
+touch $DIR/begun
+while kill -0 $PPID && ! test "$interrupted"; do sleep .05; done
+touch $DIR/installed`, "")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error)
+	go func() { done <- AptGet(ctx, "install", "x") }()
+	await.True(t, "apt-get begins", func() bool { return exists(dir, "begun") })
+	cancel()
+	<-done
+	if !exists(dir, "installed") {
+		t.Error("the installation was killed")
+	}
+}
+
+func exists(dir, name string) bool {
+	_, err := os.Stat(filepath.Join(dir, name))
+	return err == nil
 }
