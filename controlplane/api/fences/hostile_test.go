@@ -2,6 +2,8 @@ package fences_test
 
 import (
 	"context"
+	"os"
+	"regexp"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -123,17 +125,31 @@ func TestReservedLabelsLeaveRequests(t *testing.T) {
 		"an administrator deletes":          {operator, remove(imported)},
 		"a member of a broker in its place": {member, create(slice("x", in(broker), labels(isthmus.LabelCluster, "b", sliceManagedBy, isthmus.ManagedBy)))},
 	}
-	for _, key := range []string{
+	for _, key := range append(documentedRequests(t),
 		lb.AnnotationPrefer, lb.AnnotationClusterWeights, lb.AnnotationBalancer, "isthmus.dev/restored",
-		gatewayservice.AnnotationServiceImport, gatewayservice.AnnotationManaged, gatewayservice.AnnotationPort,
-		gatewayservice.AnnotationFloatingIP, gatewayservice.AnnotationFloatingIPAfterwards, gatewayservice.AnnotationPool,
-		gatewayservice.AnnotationBackends, gatewayservice.AnnotationExternalIPs,
+		gatewayservice.AnnotationServiceImport, gatewayservice.AnnotationPort,
 		federation.AnnotationPolicy, federation.AnnotationGlobalService, federation.AnnotationService, federation.AnnotationAskHostname,
 		federation.AnnotationGlobalServiceAntrea, federation.AnnotationServiceAntreaTanzu, federation.MarkVirtualMachines,
-	} {
+	) {
 		all["request "+key] = permitted{tenant, create(service("x", annotations(key, "x")))}
 	}
 	w.permit(t, all)
+}
+
+// documentedRequests returns the annotations that docs/gateway.md offers to the owners of Services.
+func documentedRequests(t *testing.T) (keys []string) {
+	t.Helper()
+	page, err := os.ReadFile("../../../docs/gateway.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(gateway\\.isthmus\\.dev/[a-z-]+)` \\|").FindAllStringSubmatch(string(page), -1) {
+		keys = append(keys, row[1])
+	}
+	if len(keys) < 9 {
+		t.Fatalf("docs/gateway.md offers only the annotations %q", keys)
+	}
+	return keys
 }
 
 // A stolen token of the controller changes nothing that is not the controller's.
