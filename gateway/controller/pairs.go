@@ -184,20 +184,20 @@ func (w *worker) drained(n *v1alpha1.GatewayNode, r agents.Report) bool {
 	return r.Asked && r.Applied && len(r.Status.Announced) == 0
 }
 
-// wantedPairs returns the pairs of a gateway, sorted.
+// wantedPairs returns the pairs of a gateway, sorted. An address that no CIDR of the settings covers any more, because an operator
+// edited them, has a pair of its own.
 func (w *worker) wantedPairs(n *v1alpha1.GatewayNode, vips []desired.VIP) (want []netip.Prefix) {
-	if w.settings.AddressPairs == PairPerVIP {
-		at, _ := floatingTarget(n)
-		for _, v := range vips {
-			if v.Addr != at { // it needs none
-				want = append(want, netip.PrefixFrom(v.Addr, v.Addr.BitLen()))
+	if w.settings.AddressPairs == PairPerCIDR {
+		for i := range w.settings.Pools {
+			if pool := &w.settings.Pools[i]; pool.Group == group(n) && slices.ContainsFunc(vips, func(v desired.VIP) bool { return has(pool, v.Addr) }) {
+				want = append(want, pool.cidrs()...)
 			}
 		}
-		return want
 	}
-	for i := range w.settings.Pools {
-		if pool := &w.settings.Pools[i]; pool.Group == group(n) && slices.ContainsFunc(vips, func(v desired.VIP) bool { return has(pool, v.Addr) }) {
-			want = append(want, pool.cidrs()...)
+	at, _ := floatingTarget(n) // it needs none
+	for _, v := range vips {
+		if v.Addr != at && !slices.ContainsFunc(want, func(p netip.Prefix) bool { return p.Contains(v.Addr) }) {
+			want = append(want, netip.PrefixFrom(v.Addr, v.Addr.BitLen()))
 		}
 	}
 	slices.SortFunc(want, netip.Prefix.Compare)

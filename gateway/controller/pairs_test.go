@@ -291,3 +291,44 @@ func TestAddressWithoutRoom(t *testing.T) {
 		t.Errorf("with room they serve %q and %q", a, b)
 	}
 }
+
+// Whatever an edit of the settings leaves of the CIDRs, each address that a gateway announces may pass at its port.
+func TestPairsOfEditedCIDRs(t *testing.T) {
+	for name, edit := range map[string]func(*Settings){
+		"the same":         func(*Settings) {},
+		"the pool removed": func(s *Settings) { s.Pools = s.Pools[1:] },
+		"other CIDRs":      func(s *Settings) { s.Pools[0].CIDRs = []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16")} },
+		"pairs by address": func(s *Settings) { s.AddressPairs = PairPerVIP },
+		"other addresses":  func(s *Settings) { s.Pools[1].Addresses = s.Pools[1].Addresses[1:] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestbed(t)
+			settings := func() Settings {
+				s := testSettings()
+				s.AddressPairs = PairPerCIDR
+				s.Pools[0].CIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("fd09::/16")}
+				return s
+			}
+			w.startWith(settings(), nil)
+			w.noError(w.Sync(t.Context()))
+			w.create(w.newService("public", nil, 80), w.newService("list", annotation(service.AnnotationPool, "list"), 80))
+			w.refresh()
+			edited := settings()
+			edit(&edited)
+			w.startWith(edited, nil)
+			w.noError(w.Sync(t.Context()))
+			w.refresh()
+			pairs, err := w.cloud.AddressPairs(t.Context(), openstacktest.Gateway1)
+			w.noError(err)
+			vips := w.gateways.states["gw1"].VIPs
+			if len(vips) != 2 {
+				t.Errorf("the gateway has the VIPs %v, want one of each pool", vips)
+			}
+			for _, vip := range vips {
+				if !slices.ContainsFunc(pairs, func(p netip.Prefix) bool { return p.Contains(vip.Addr) }) {
+					t.Errorf("the gateway announces %s, and its port has the pairs %v", vip.Addr, pairs)
+				}
+			}
+		})
+	}
+}
