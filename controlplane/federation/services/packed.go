@@ -1,16 +1,12 @@
 package services
 
 import (
-	"encoding/hex"
 	"fmt"
 	"maps"
 	"strconv"
-	"strings"
 	"unique"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -60,10 +56,10 @@ func packSlice(o client.Object) objectcache.Packed {
 
 // ownSlice is a slice of ours as trimSlice leaves it. A federation of 20 members with 500 Services each has 200,000.
 type ownSlice struct {
-	name            unique.Handle[string]
-	leads           unique.Handle[way]
-	uid             [16]byte
-	version, digest uint64
+	objectcache.Identity
+
+	leads  unique.Handle[way]
+	digest uint64
 }
 
 // way holds the labels and annotations of a slice of ours, which are the same in all members. imported states that a
@@ -100,29 +96,16 @@ func packOwn(es *discoveryv1.EndpointSlice) *ownSlice {
 	if !maps.Equal(es.Labels, w.labels()) || !maps.Equal(es.Annotations, w.annotations()) {
 		return nil
 	}
-	p := &ownSlice{name: unique.Make(es.Name)}
-	digits, err := hex.DecodeString(strings.ReplaceAll(string(es.UID), "-", ""))
-	if err != nil || copy(p.uid[:], digits) != len(p.uid) || formatUID(p.uid) != es.UID {
+	digest, err := strconv.ParseUint(es.GenerateName, 16, 64)
+	if err != nil {
 		return nil
 	}
-	if p.version, err = strconv.ParseUint(es.ResourceVersion, 10, 64); err != nil {
+	identity, ok := objectcache.Identify(es)
+	if !ok {
 		return nil
 	}
-	if p.digest, err = strconv.ParseUint(es.GenerateName, 16, 64); err != nil {
-		return nil
-	}
-	p.leads = unique.Make(w)
-	return p
+	return &ownSlice{identity, unique.Make(w), digest}
 }
-
-// formatUID formats a uid as API servers do (RFC 9562, section 4).
-func formatUID(u [16]byte) types.UID {
-	h := hex.EncodeToString(u[:])
-	return types.UID(h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:])
-}
-
-// Name is part of objectcache.Packed. All members have slices of the same names.
-func (p *ownSlice) Name() string { return p.name.Value() }
 
 // Local is part of objectcache.Packed. All slices of ours are local.
 func (*ownSlice) Local() bool { return true }
@@ -130,8 +113,7 @@ func (*ownSlice) Local() bool { return true }
 // Unpack is part of objectcache.Packed.
 func (p *ownSlice) Unpack() client.Object {
 	w := p.leads.Value()
-	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
-		Namespace: w.namespace, Name: p.name.Value(), UID: formatUID(p.uid), ResourceVersion: strconv.FormatUint(p.version, 10),
-		GenerateName: strconv.FormatUint(p.digest, 16), Labels: w.labels(), Annotations: w.annotations(),
-	}}
+	meta := p.Meta(w.namespace)
+	meta.GenerateName, meta.Labels, meta.Annotations = strconv.FormatUint(p.digest, 16), w.labels(), w.annotations()
+	return &discoveryv1.EndpointSlice{ObjectMeta: meta}
 }
