@@ -42,9 +42,11 @@ const (
 	maxQueued = 1 << 18
 	// pendingTimeout is how long a flow waits for its VIP and backend. By then it is sent again, or has ended.
 	pendingTimeout = 2 * time.Minute
-	// requestTimeout bounds a request, and retryInterval is the pause after a failed one.
+	// requestTimeout bounds a request, and retryInterval is the pause after a failed one. reachInterval is the pause
+	// before PullAll asks a peer again that could not be reached.
 	requestTimeout = 5 * time.Second
 	retryInterval  = time.Second
+	reachInterval  = 50 * time.Millisecond
 )
 
 // Sharer is a balancer whose connections can continue at another gateway.
@@ -125,7 +127,8 @@ func (x *Exchange) SetPeers(peers []desired.PeerGateway) {
 
 // PullAll imports all flows of the peers that were not asked before, or of every peer. It returns when they have answered
 // or after three seconds. Call it after SetPeers and before VIPs are announced: from then on packets arrive of
-// connections that began elsewhere. A peer that does not answer sends its flows later.
+// connections that began elsewhere. A peer that cannot be reached, as when this machine has just started, is asked again
+// meanwhile. One that does not answer sends its flows later.
 func (x *Exchange) PullAll(ctx context.Context, every bool) {
 	x.mu.Lock()
 	var from []*peer
@@ -137,7 +140,7 @@ func (x *Exchange) PullAll(ctx context.Context, every bool) {
 	}
 	x.mu.Unlock()
 	forEach(ctx, from, func(ctx context.Context, p *peer) {
-		all, err := p.pull(ctx)
+		all, err := p.pullReachable(ctx)
 		if err == nil {
 			err = x.importFlows(all, nil)
 		}
@@ -305,16 +308,19 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // onPeerInstance exports all flows again when the peer restarted: it may have lost them. The first instance of a peer
-// triggers nothing, because its flows are still queued.
+// triggers no export, because its flows are still queued. It refused them until it had its state.
 func (x *Exchange) onPeerInstance(p *peer, instance string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	was := p.instance
 	p.instance = instance
-	if was == instance || was == "" {
+	if was == instance {
 		return
 	}
 	p.returned.Notify()
+	if was == "" {
+		return
+	}
 	close(x.exportAgain)
 	x.exportAgain = make(chan struct{})
 }

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
@@ -29,7 +31,7 @@ type peer struct {
 	pulled       bool         // whether PullAll has asked it
 
 	waits    signal.Signal // notified when the queue may hold flows
-	returned signal.Signal // notified when the peer has restarted and can be reached again
+	returned signal.Signal // notified when the peer has started and can be reached
 
 	mu     sync.Mutex
 	opened []Flow        // go first, in the order in which they opened: one may have the port of another that has ended
@@ -175,6 +177,21 @@ func (p *peer) send(ctx context.Context, some []Flow) error {
 	}
 	p.noteInstance(response.Header.Get(instanceHeader))
 	return nil
+}
+
+// pullReachable is pull, again and again until the network leads to the peer or ctx is done.
+func (p *peer) pullReachable(ctx context.Context) ([]Flow, error) {
+	for {
+		all, err := p.pull(ctx)
+		if !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {
+			return all, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(reachInterval):
+		}
+	}
 }
 
 // pull returns all flows of the peer.

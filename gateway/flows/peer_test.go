@@ -5,12 +5,17 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
@@ -94,4 +99,66 @@ func TestFlowsAreSentAtOnce(t *testing.T) {
 		stop()
 		sending.Wait()
 	})
+}
+
+// A peer that has no state yet refuses flows. They are sent at once when its first request shows that it has one.
+func TestPeerBegins(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		requests := make(chan int, 10)
+		code := http.StatusForbidden
+		p := newPeer(desired.PeerGateway{URL: "https://gateway-2"}, "one", roundTrip(func(r *http.Request) (*http.Response, error) {
+			var some []Flow
+			err := json.NewDecoder(r.Body).Decode(&some)
+			requests <- len(some)
+			return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(""))}, err
+		}))
+		p.add(flow(1))
+		ctx, stop := context.WithCancel(t.Context())
+		var sending sync.WaitGroup
+		sending.Go(func() { p.sendLoop(ctx, slog.New(slog.DiscardHandler)) })
+		<-requests // refused
+		synctest.Wait()
+		code = http.StatusNoContent
+		begins := time.Now()
+		New(&fake{}, nil, slog.New(slog.DiscardHandler)).onPeerInstance(p, "two")
+		if have := <-requests; have != 1 || time.Since(begins) > 0 {
+			t.Errorf("%d flows are sent after %s, want 1 at once", have, time.Since(begins))
+		}
+		stop()
+		sending.Wait()
+	})
+}
+
+// A gateway whose network is not up yet asks its peers again, and gives up at the deadline. One that is refused asks once.
+func TestPullReachable(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		errs  []error // of the first requests
+		tries int
+		ok    bool
+	}{
+		"reachable":              {nil, 1, true},
+		"no neighbour, no route": {[]error{unix.EHOSTUNREACH, unix.ENETUNREACH}, 3, true},
+		"nobody listens":         {[]error{unix.ECONNREFUSED}, 1, false},
+		"never":                  {slices.Repeat([]error{unix.EHOSTUNREACH}, 100), int(syncTimeout/reachInterval) + 1, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				tries := 0
+				p := newPeer(desired.PeerGateway{URL: "https://gateway-2"}, "one", roundTrip(func(*http.Request) (*http.Response, error) {
+					if tries++; tries <= len(tc.errs) {
+						return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", tc.errs[tries-1])}
+					}
+					return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("[]"))}, nil
+				}))
+				ctx, cancel := context.WithTimeout(t.Context(), syncTimeout+time.Millisecond)
+				defer cancel()
+				if _, err := p.pullReachable(ctx); (err == nil) != tc.ok || tries != tc.tries {
+					t.Errorf("%d requests, %v; want %d", tries, err, tc.tries)
+				}
+			})
+		})
+	}
 }
