@@ -97,7 +97,9 @@ touch $DIR/installed`, "")
 	go func() { done <- AptGet(ctx, "install", "x") }()
 	await.True(t, "apt-get begins", func() bool { return exists(dir, "begun") })
 	cancel()
-	<-done
+	if err := <-done; err == nil {
+		t.Error("no error tells that the context has ended")
+	}
 	if !exists(dir, "installed") {
 		t.Error("the installation was killed")
 	}
