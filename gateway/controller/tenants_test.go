@@ -41,6 +41,7 @@ func TestAddressesOfAnotherNamespace(t *testing.T) {
 		w.create(
 			w.newService("other", list, 443),
 			w.newService("by-address", func(s *corev1.Service) { list(s); annotation(service.AnnotationPort, at)(s) }, 443),
+			w.newService("by-addresses", func(s *corev1.Service) { list(s); annotation(service.AnnotationAddresses, at)(s) }, 443),
 			w.newService("by-port", annotation(service.AnnotationPort, port), 443),
 			w.newService("by-floating-ip", annotation(service.AnnotationFloatingIP, floating), 443),
 			w.newService("other-floating-ip", nil, 443),
@@ -52,7 +53,7 @@ func TestAddressesOfAnotherNamespace(t *testing.T) {
 		if have := addresses(w.get("other-floating-ip")); len(have) != 1 || have[0] == floating {
 			t.Errorf("a Service that names no floating IP has %v; the other tenant's is %s", have, floating)
 		}
-		for name, what := range map[string]string{"by-address": at, "by-port": port, "by-floating-ip": floating} {
+		for name, what := range map[string]string{"by-address": at, "by-addresses": at, "by-port": port, "by-floating-ip": floating} {
 			w.refused(name, service.ReasonInvalid, "Services of another namespace have "+what)
 			if c := w.condition(name, service.ConditionMapped); strings.Contains(c.Message, victims) || !strings.Contains(c.Message, service.AnnotationSharing) {
 				t.Errorf("%s: %s", name, c.Message)
