@@ -194,34 +194,6 @@ func TestFailoverAfterChange(t *testing.T) {
 	}
 }
 
-// A gateway that has lost everything asks its peer, and gets the flows that it opened itself, although no packet of them has come to the
-// peer. The peer announces none of them.
-func TestFlowsOfARestartedGateway(t *testing.T) {
-	w := newTestbed(t)
-	w.serve()
-	w.apply(state(desired.SNAT, 1, 2))
-	sent := w.export(0)
-	for f := range vips {
-		w.openAll(f)
-	}
-	w.until(func() bool { return len(sent.all()) == 2*3*each }, "all flows are exported")
-	announced := w.export(1)
-	w.importFlows(1, sent.all())
-	back := map[string]bool{}
-	w.check(w.balancers[1].All(func(f flows.Flow) error {
-		back[f.String()] = true
-		return nil
-	}))
-	for _, f := range sent.all() {
-		if !back[f.String()] {
-			t.Errorf("flow %s is not among the %d that the peer returns", f, len(back))
-		}
-	}
-	if n := len(announced.all()); n > 0 {
-		t.Errorf("the peer announces %d flows of the other gateway", n)
-	}
-}
-
 // A reply that is in flight when another gateway takes over arrives there before any query. A UDP flow is exported
 // once it is a second old, or when all flows are exported.
 func TestRepliesInFlight(t *testing.T) {

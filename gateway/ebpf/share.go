@@ -94,35 +94,19 @@ func (b *Balancer) lost() (n uint64) {
 	return n
 }
 
-// All sends all flows that another gateway can continue, until send fails. Those that this gateway got from others are among them: one
-// that has restarted asks for what it had itself. All is safe for concurrent use.
+// All sends all flows of this gateway that another one can continue, until send fails. It is safe for concurrent use.
 func (b *Balancer) All(send func(flows.Flow) error) error {
-	resend := flows.Resend(send)
-	var errs []error
-	for _, name := range []string{bpf.MapHandshakes, bpf.MapUDPFlows, bpf.MapFlows} {
-		errs = append(errs, b.eachAlive(name, func(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error { return b.export(key, c, resend) }))
-	}
-	return errors.Join(errs...)
+	return errors.Join(b.sendAll(bpf.MapHandshakes, send), b.sendAll(bpf.MapUDPFlows, send), b.sendAll(bpf.MapFlows, send))
 }
 
-// sendAll sends the flows of one map that were used here.
+// sendAll sends the flows of one map.
 func (b *Balancer) sendAll(name string, send func(flows.Flow) error) error {
 	resend := flows.Resend(send)
 	return b.eachActive(name, func(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error { return b.export(key, c, resend) })
 }
 
-// eachActive is eachAlive without flows of other gateways that were not used here.
+// eachActive calls do for each entry of a map whose flow is alive and was used here, until do fails.
 func (b *Balancer) eachActive(name string, do func(*bpf.GatewayConnKey, *bpf.GatewayConn) error) error {
-	return b.eachAlive(name, func(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error {
-		if c.Flags&bpf.GatewayStandby != 0 {
-			return nil
-		}
-		return do(key, c)
-	})
-}
-
-// eachAlive calls do for each entry of a map whose flow is alive, until do fails.
-func (b *Balancer) eachAlive(name string, do func(*bpf.GatewayConnKey, *bpf.GatewayConn) error) error {
 	keys, values := make([]bpf.GatewayConnKey, 4096), make([]bpf.GatewayConn, 4096)
 	var cursor ebpf.MapBatchCursor
 	for {
@@ -132,7 +116,7 @@ func (b *Balancer) eachAlive(name string, do func(*bpf.GatewayConnKey, *bpf.Gate
 			return fmt.Errorf("read flows: %w", err)
 		}
 		for i := range n {
-			if !alive(&keys[i], &values[i]) {
+			if values[i].Flags&bpf.GatewayStandby != 0 || !alive(&keys[i], &values[i]) {
 				continue
 			}
 			if err := do(&keys[i], &values[i]); err != nil {
