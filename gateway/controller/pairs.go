@@ -185,9 +185,11 @@ func (w *worker) drained(n *v1alpha1.GatewayNode, r agents.Report) bool {
 }
 
 // wantedPairs returns the pairs of a gateway, sorted. An address that no CIDR of the settings covers any more, because an operator
-// edited them, has a pair of its own.
+// edited them, keeps the CIDR that its port has, or has a pair of its own: a port has room for few.
 func (w *worker) wantedPairs(n *v1alpha1.GatewayNode, vips []desired.VIP) (want []netip.Prefix) {
+	var had []netip.Prefix
 	if w.settings.AddressPairs == PairPerCIDR {
+		had = ourPairs(n)
 		for i := range w.settings.Pools {
 			if pool := &w.settings.Pools[i]; pool.Group == group(n) && slices.ContainsFunc(vips, func(v desired.VIP) bool { return has(pool, v.Addr) }) {
 				want = append(want, pool.cidrs()...)
@@ -197,11 +199,19 @@ func (w *worker) wantedPairs(n *v1alpha1.GatewayNode, vips []desired.VIP) (want 
 	at, _ := floatingTarget(n) // it needs none
 	for _, v := range vips {
 		if v.Addr != at && !slices.ContainsFunc(want, func(p netip.Prefix) bool { return p.Contains(v.Addr) }) {
-			want = append(want, netip.PrefixFrom(v.Addr, v.Addr.BitLen()))
+			want = append(want, pairFor(v.Addr, had))
 		}
 	}
 	slices.SortFunc(want, netip.Prefix.Compare)
 	return slices.Compact(want)
+}
+
+// pairFor returns that of some pairs which covers an address, or else one for the address alone.
+func pairFor(a netip.Addr, of []netip.Prefix) netip.Prefix {
+	if i := slices.IndexFunc(of, func(p netip.Prefix) bool { return p.Contains(a) }); i >= 0 {
+		return of[i]
+	}
+	return netip.PrefixFrom(a, a.BitLen())
 }
 
 func has(p *Pool, a netip.Addr) bool {

@@ -320,6 +320,9 @@ func TestPairsOfEditedCIDRs(t *testing.T) {
 			w.refresh()
 			pairs, err := w.cloud.AddressPairs(t.Context(), openstacktest.Gateway1)
 			w.noError(err)
+			if wide := netip.MustParsePrefix("10.9.0.0/16"); edited.AddressPairs == PairPerCIDR && !slices.Contains(pairs, wide) {
+				t.Errorf("the port has the pairs %v, want still %s: it has room for few", pairs, wide)
+			}
 			vips := w.gateways.states["gw1"].VIPs
 			if len(vips) != 2 {
 				t.Errorf("the gateway has the VIPs %v, want one of each pool", vips)
