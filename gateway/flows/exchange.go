@@ -308,7 +308,7 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // onPeerInstance exports all flows again when the peer restarted: it may have lost them. The first instance of a peer
-// triggers no export, because its flows are still queued. It refused them until it had its state.
+// triggers no export, because its flows are still queued. It may have refused them, which it did until it had its state.
 func (x *Exchange) onPeerInstance(p *peer, instance string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

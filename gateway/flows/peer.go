@@ -179,11 +179,12 @@ func (p *peer) send(ctx context.Context, some []Flow) error {
 	return nil
 }
 
-// pullReachable is pull, again and again until the network leads to the peer or ctx is done.
+// pullReachable is pull, again and again until the network leads to the peer or ctx is done. An IPv6 address of this machine cannot be
+// used while it is tentative (RFC 4862, section 5.4).
 func (p *peer) pullReachable(ctx context.Context) ([]Flow, error) {
 	for {
 		all, err := p.pull(ctx)
-		if !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {
+		if !slices.ContainsFunc([]error{unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ENETDOWN, unix.EADDRNOTAVAIL}, func(target error) bool { return errors.Is(err, target) }) {
 			return all, err
 		}
 		select {

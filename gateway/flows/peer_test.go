@@ -140,6 +140,7 @@ func TestPullReachable(t *testing.T) {
 	}{
 		"reachable":              {nil, 1, true},
 		"no neighbour, no route": {[]error{unix.EHOSTUNREACH, unix.ENETUNREACH}, 3, true},
+		"no address, no device":  {[]error{unix.EADDRNOTAVAIL, unix.ENETDOWN}, 3, true},
 		"nobody listens":         {[]error{unix.ECONNREFUSED}, 1, false},
 		"never":                  {slices.Repeat([]error{unix.EHOSTUNREACH}, 100), int(syncTimeout/reachInterval) + 1, false},
 	} {
