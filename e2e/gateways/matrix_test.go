@@ -54,7 +54,7 @@ func (c cell) String() string {
 
 // daily are the cells of make test, each with every fourth connection.
 var daily = []string{
-	"ebpf, snat, VRRP, IPv6", "ebpf, snat, BGP, 3 equal, IPv4", "nftables, routed, BGP, 3 equal, IPv6", "nftables, routed, BGP, preferred, IPv4",
+	"ebpf, routed, VRRP, IPv6", "ebpf, snat, BGP, 3 equal, IPv4", "nftables, routed, BGP, 3 equal, IPv6", "nftables, routed, BGP, preferred, IPv4",
 }
 
 // whole reports whether all cells run with all connections.
