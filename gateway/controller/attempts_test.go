@@ -222,7 +222,11 @@ func TestAttemptsOfAnotherTenant(t *testing.T) {
 			}
 			_ = errors.Join(a.Refresh(t.Context()), a.converge())
 			a.unharmed()
+			a.kept(written)
 			a.silent(written)
+			if strings.HasPrefix(name, "exhaust") {
+				a.hasRoom()
+			}
 			for _, o := range written {
 				a.noError(client.IgnoreNotFound(a.api.Delete(t.Context(), o)))
 			}
@@ -233,11 +237,33 @@ func TestAttemptsOfAnotherTenant(t *testing.T) {
 			}
 		})
 	}
-	a.create(a.newService("later", annotation(listPool, "list"), 80))
-	a.refresh()
-	if have := addresses(a.get("later")); len(have) != 1 {
-		t.Errorf("a later Service of the victims has %v", have)
+}
+
+// kept reports addresses of the victims that a Service of the hostile tenant has got.
+func (a *attempts) kept(written []client.Object) {
+	a.t.Helper()
+	for _, o := range written {
+		var s corev1.Service
+		if err := a.api.Get(a.t.Context(), client.ObjectKeyFromObject(o), &s); err != nil {
+			continue // another kind
+		}
+		for _, has := range addresses(&s) {
+			if slices.Contains([]string{a.list, a.v6, a.public, a.floating}, has) {
+				a.t.Errorf("%s of the tenant has %s", s.Name, has)
+			}
+		}
 	}
+}
+
+// hasRoom reports whether another Service of the victims gets no address of the list.
+func (a *attempts) hasRoom() {
+	a.t.Helper()
+	a.create(a.newService("later", annotation(listPool, "list"), 80))
+	_ = errors.Join(a.Refresh(a.t.Context()), a.converge())
+	if have := addresses(a.get("later")); len(have) != 1 {
+		a.t.Errorf("a later Service of the victims has %v", have)
+	}
+	a.remove("later")
 }
 
 // objects returns what the victims have in Neutron.
