@@ -138,6 +138,15 @@ static __noinline bool find_route(struct __sk_buff *skb, const struct packet *p,
 	return true;
 }
 
+/* Announces a standby whose client's packet another gateway has handed over: the flow began there, and that gateway has
+ * lost it in a restart. The flag stays in the record: the agent then knows that the flow has not opened now. */
+static __noinline int tell_back(struct __sk_buff *skb, const struct packet *p, const struct conn *c)
+{
+	if (c->flags & GATEWAY_STANDBY && !p->key.reply && !(c->window & WINDOW_SECOND) && find_sender(skb))
+		announce_flow(&p->key, c);
+	return 0;
+}
+
 /* Compares a flow's age with the clock, and refreshes both entries once a second. Returns false if the flow is over: it
  * has timed out, or its backend was removed. Only the first translation of a packet needs a route. */
 __noinline int refresh_conn(struct __sk_buff *skb, const struct packet *p, struct conn *c)
@@ -157,8 +166,9 @@ __noinline int refresh_conn(struct __sk_buff *skb, const struct packet *p, struc
 		if (!bpf_map_lookup_elem(&backends, &backend_id))
 			return false; /* checked_at stays, so that the next packet comes here too */
 		c->seen = now;
-		c->flags &= ~GATEWAY_STANDBY;
 		refresh_other(&p->key, c, 0);
+		tell_back(skb, p, c);
+		c->flags &= ~GATEWAY_STANDBY;
 		if (p->key.proto == IPPROTO_UDP && !p->key.reply && c->state == CONN_OPEN &&
 		    !(c->flags & GATEWAY_ANNOUNCED)) {
 			c->flags |= GATEWAY_ANNOUNCED;

@@ -136,7 +136,7 @@ enum gateway_conn_flags {
 
 /* A record of the ring buffer `opened`, of 104 bytes in older builds. A flow is announced once both sides have spoken,
  * and a half-open one if only its backend has spoken here. A UDP flow is announced when it is a second old, since most
- * are one question and its answer. */
+ * are one question and its answer. A standby is announced to give it back to a gateway that does not know it. */
 struct gateway_opened {
 	struct conn_key key;
 	struct conn conn;

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -517,6 +518,54 @@ func TestMasqueradedConnectionsThatMove(t *testing.T) {
 				t.Errorf("%s, announced %t: %d idle, %d download and %d upload connections of %d each are broken", families[f], announced, idle, download, upload, each)
 			}
 			w.lead(0)
+		}
+	}
+}
+
+// A gateway that has lost its connections in a restart gets them back as their clients speak, also those that stood by at the other
+// gateway and were idle all the time.
+func TestIdleConnectionsComeBack(t *testing.T) {
+	w := newExchanging(t, state(desired.SNAT, 1, 2, 3, 4))
+	w.lead(0)
+	var all [2]kinds
+	for f := range vips {
+		all[f] = w.openAll(f)
+	}
+	w.until(func() bool { return w.standbys(1) == len(vips)*3*each }, "the other gateway knows every connection")
+	w.forget(0)
+	for begin := time.Now(); time.Since(begin) < time.Second && !t.Failed(); { // longer than a packet waits for an announcement
+		for f := range vips {
+			if idle, download, upload := all[f].broken(w); idle+download+upload > 0 {
+				t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken", families[f], idle, download, upload, each)
+			}
+		}
+	}
+}
+
+// standbys returns how many TCP connections a gateway keeps for another one.
+func (w *testbed) standbys(g int) (n int) {
+	w.t.Helper()
+	all := map[bpf.GatewayConnKey]bpf.GatewayConn{}
+	w.check(dump(w.balancers[g].k.maps[bpf.MapFlows], all))
+	for key, c := range all {
+		if key.Reply == 0 && c.Window&bpf.GatewaySecond == 0 && c.Flags&bpf.GatewayStandby != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// forget removes all connections of a gateway, as a reboot does.
+func (w *testbed) forget(g int) {
+	w.t.Helper()
+	for _, name := range []string{bpf.MapFlows, bpf.MapHandshakes} {
+		m := w.balancers[g].k.maps[name]
+		all := map[bpf.GatewayConnKey]bpf.GatewayConn{}
+		w.check(dump(m, all))
+		for key := range all {
+			if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				w.t.Fatal(err)
+			}
 		}
 	}
 }

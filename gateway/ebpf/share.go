@@ -32,8 +32,8 @@ const (
 	openUDPTimeout = 5 * time.Minute
 )
 
-// Export sends all flows of this gateway that another one can continue, then each flow that opens, and all flows
-// again every two minutes. It returns when ctx is done or send fails. Only one Export may run at a time.
+// Export sends all flows of this gateway that another one can continue, then each flow that opens, each flow of another
+// gateway whose client's packet that one has handed over, since it has lost the flow, and all flows again every two minutes. It returns when ctx is done or send fails. Only one Export may run at a time.
 func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) error {
 	r, err := ringbuf.NewReader(b.k.maps[bpf.MapGatewayOpened])
 	if err != nil {
@@ -68,8 +68,13 @@ func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) erro
 			if err := decode(record.RawSample, &o); err != nil {
 				return err
 			}
-			b.countOpened(&o)
-			if err := b.export(&o.Key, &o.Conn, send); err != nil {
+			to := send
+			if o.Conn.Flags&bpf.GatewayStandby != 0 {
+				to = flows.Resend(send)
+			} else {
+				b.countOpened(&o)
+			}
+			if err := b.export(&o.Key, &o.Conn, to); err != nil {
 				return err
 			}
 		}
