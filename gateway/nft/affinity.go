@@ -106,7 +106,7 @@ type clientElement struct {
 }
 
 // importClients adds the affinity of the peers' clients. A client that is already known here keeps its backend.
-func (b *Balancer) importClients(is sharedState, all []*flows.Flow) error {
+func (b *Balancer) importClients(is *sharedState, all []*flows.Flow) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()

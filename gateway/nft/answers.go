@@ -22,12 +22,14 @@ const (
 )
 
 const (
-	// maxPeers bounds the peers to which answers with `routed` go.
+	// maxPeers bounds the peers to which such packets go.
 	maxPeers = 15
-	// toPeersRate bounds the answers of each rule that go to all peers, in a second, so that a backend that makes up answers does not
-	// multiply its packets.
+	// toPeersRate bounds the packets of each rule that go to all peers, in a second, so that a backend or client that makes up packets
+	// does not multiply them.
 	toPeersRate, toPeersBurst = 20_000, 2_000
 )
+
+var toPeersLimit = one(&expr.Limit{Type: expr.LimitTypePkts, Rate: toPeersRate, Unit: expr.LimitTimeSecond, Burst: toPeersBurst})
 
 // answers receives all packets, after connection tracking.
 func (f family) answers() []rule {
@@ -37,15 +39,14 @@ func (f family) answers() []rule {
 	ofSNAT := join(f.sender, f.in(backends), load(f.destination, 0), f.in(snat))
 	ofRouted := join(f.sender, f.in(routedBackends))
 	ofSeveral := join(ofRouted, f.notIn(backendFrontends))
-	hasPeers := join(one(&expr.Immediate{Register: reg(0), Data: []byte(peerKey(0))}), f.mapped(peers, 1))
-	limit := one(&expr.Limit{Type: expr.LimitTypePkts, Rate: toPeersRate, Unit: expr.LimitTimeSecond, Burst: toPeersBurst})
-	toPeers := join(hasPeers, limit, f.setHops(handed+1), jumpTo("to-peers"))
+	toPeers := f.handToPeers()
 	return []rule{
-		{"from a peer", join(f.hops(expr.CmpOpLte, toOwner), f.sender, f.in(backends), jumpTo("from-peers"))},
+		{"from a peer", join(f.hops(expr.CmpOpLte, toOwner), jumpTo("from-peers"))},
+		{"a connection that a peer keeps", join(kept, jumpTo("to-keeper"))},
 		{"an open TCP connection", join(tcp, flags(fin|syn|rst, 0), established, accept)},
 		{"a known UDP flow", join(udp, established, accept)},
 		{"the answer to a SYN that passed here", join(tcp, established, halfOpen, accept)},
-		{"copy a SYN+ACK or RST to all peers", join(tcp, compareFlags(syn|rst, expr.CmpOpNeq, 0), established, ofRouted, limit, f.setHops(copied+1), jumpTo("to-peers"))},
+		{"copy a SYN+ACK or RST to all peers", join(tcp, compareFlags(syn|rst, expr.CmpOpNeq, 0), established, ofRouted, toPeersLimit, f.setHops(copied+1), jumpTo("to-peers"))},
 		{"a known connection with a port of this gateway", join(tcp, established, ofSNAT, slotOf(destinationPort, 0), f.notIn(owners), accept)},
 		{"copy a FIN or RST to the owner of its port", join(tcp, flags(syn, 0), established, ofSNAT, f.duplicateTo(owners, copied), f.setHops(afterwards), accept)},
 		{"a known connection", join(tcp, flags(syn, 0), established, accept)},
@@ -54,11 +55,25 @@ func (f family) answers() []rule {
 		{"hand over a SYN+ACK whose SYN a peer may have seen", join(isSynAck, ofRouted, toPeers)},
 		{"hand over a packet of a backend with several frontends, whose connection a peer may have", join(notSyn, ofSeveral, toPeers)},
 		{"hand over a datagram of a backend with several frontends, whose flow a peer may have", join(udp, ofSeveral, toPeers)},
+		f.questions(snat),
+		f.questions(masquerade),
 	}
 }
 
-// fromPeers receives packets of backends from peers.
+// fromPeers receives packets that may be a peer's. Others pass.
 func (f family) fromPeers() []rule {
+	to := func(vips set) []expr.Any {
+		return join(load(f.destination, 0), f.in(vips), jumpTo("question-from-peer"))
+	}
+	return []rule{
+		{"of a backend", join(f.sender, f.in(backends), jumpTo("answer-from-peer"))},
+		{"of a client, with snat", to(snat)},
+		{"of a client, with masquerade", to(masquerade)},
+	}
+}
+
+// answerFromPeer receives packets of backends from peers.
+func (f family) answerFromPeer() []rule {
 	return []rule{
 		{"connection tracking has seen the copy", join(f.hops(expr.CmpOpEq, copied), count, drop)},
 		{"a peer handed it over", join(established, f.setHops(afterwards), count, accept)},
@@ -81,7 +96,17 @@ func (f family) duplicateTo(s set, hops byte) []expr.Any {
 	return join(slotOf(destinationPort, port), f.mappedFrom(port, s, to), f.setHops(hops+1), one(&expr.Dup{RegAddr: reg(to)}))
 }
 
-// toPeers sends an answer to all peers.
+// hasPeers continues if the gateway has peers.
+func (f family) hasPeers() []expr.Any {
+	return join(one(&expr.Immediate{Register: reg(0), Data: []byte(peerKey(0))}), f.mapped(peers, 1))
+}
+
+// handToPeers ends a rule that hands packets over to all peers, if there are any.
+func (f family) handToPeers() []expr.Any {
+	return join(f.hasPeers(), toPeersLimit, f.setHops(handed+1), jumpTo("to-peers"))
+}
+
+// toPeers sends a packet to all peers.
 func (f family) toPeers() (rules []rule) {
 	const number, to = 0, 1
 	for i := range maxPeers {

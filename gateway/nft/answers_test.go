@@ -218,7 +218,7 @@ func TestPortsAreTakenAgain(t *testing.T) {
 	}
 	has := func(f *flows.Flow) (is bool) {
 		for _, e := range w.entries(0) {
-			is = is || e.is(f)
+			is = is || e.is(&tracked{Flow: f, protocol: unix.IPPROTO_TCP})
 		}
 		return is
 	}
@@ -300,8 +300,8 @@ func TestRulesToPeersAreLimited(t *testing.T) {
 			}
 		}
 	}
-	if seen != 2*4 {
-		t.Errorf("%d rules send packets to all peers, want four for each family", seen)
+	if seen != 2*5 {
+		t.Errorf("%d rules send packets to all peers, want five for each family", seen)
 	}
 }
 

@@ -43,6 +43,19 @@ func (b *Balancer) noteRemoved(had []desired.VIP) {
 	}
 }
 
+// notePeers records the peers that a change removed: nobody keeps connections for them any more.
+func (b *Balancer) notePeers(before, after *sharedState) {
+	stay := after.peerAddrs()
+	for a := range before.peerAddrs() {
+		if !stay[a] {
+			b.gonePeers[a] = true
+		}
+	}
+	for a := range stay {
+		delete(b.gonePeers, a)
+	}
+}
+
 // vipsOf returns the current VIPs of the frontends in all.
 func (b *Balancer) vipsOf(all map[pair]bool) iter.Seq[*desired.VIP] {
 	addrs := map[netip.Addr]bool{}
@@ -88,7 +101,7 @@ func frontendOf(key string, v4 bool) pair {
 
 // deleteStaleSoon calls deleteStale in the background: listing all tracked connections takes milliseconds.
 func (b *Balancer) deleteStaleSoon() {
-	if len(b.removed) == 0 && len(b.unverified) == 0 {
+	if len(b.removed) == 0 && len(b.unverified) == 0 && len(b.gonePeers) == 0 {
 		return
 	}
 	b.deletes.Go(func() {
@@ -103,13 +116,13 @@ func (b *Balancer) deleteStaleSoon() {
 	})
 }
 
-// deleteStale deletes the connections to removed backends. The client's next packet goes to another backend, or is
+// deleteStale deletes the connections to removed backends, and those that peers kept which are gone. The client's next packet goes to another backend, or is
 // refused.
 func (b *Balancer) deleteStale(s *sockets) error {
-	if len(b.removed) == 0 && len(b.unverified) == 0 {
+	if len(b.removed) == 0 && len(b.unverified) == 0 && len(b.gonePeers) == 0 {
 		return nil
 	}
-	f := staleFilter{removed: b.removed, unverified: b.unverified, current: map[pair]bool{}}
+	f := staleFilter{removed: b.removed, unverified: b.unverified, current: map[pair]bool{}, peers: b.state.Load().peerAddrs(), gone: b.gonePeers}
 	for _, all := range []map[pair]bool{b.removed, b.unverified} {
 		for v := range b.vipsOf(all) {
 			pairs(v, func(p pair) { f.current[p] = true })
@@ -122,25 +135,35 @@ func (b *Balancer) deleteStale(s *sockets) error {
 	}
 	clear(b.removed)
 	clear(b.unverified)
+	clear(b.gonePeers)
 	return nil
 }
 
 // staleFilter selects the connections to delete: those of removed pairs, and those of unverified frontends, whose backend
-// is the zero value, unless the pair is current.
-type staleFilter struct{ removed, unverified, current map[pair]bool }
+// is the zero value, unless the pair is current or a peer keeps the connection; and those that peers which are gone kept.
+type staleFilter struct {
+	removed, unverified, current map[pair]bool
+	peers, gone                  map[netip.Addr]bool
+}
 
 func (f staleFilter) families() map[netlink.InetFamily]bool {
 	families := map[netlink.InetFamily]bool{}
+	for a := range f.gone {
+		families[inetFamily(a)] = true
+	}
 	for _, all := range []map[pair]bool{f.removed, f.unverified} {
 		for p := range all {
-			if p.frontend.Addr().Is4() {
-				families[unix.AF_INET] = true
-			} else {
-				families[unix.AF_INET6] = true
-			}
+			families[inetFamily(p.frontend.Addr())] = true
 		}
 	}
 	return families
+}
+
+func inetFamily(a netip.Addr) netlink.InetFamily {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
 }
 
 // MatchConntrackFlow reports whether a connection is to be deleted, whichever end sent the first packet.
@@ -150,12 +173,12 @@ func (f staleFilter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	if f.current[to] || f.current[from] {
 		return false
 	}
-	return f.removed[to] || f.removed[from] || f.isUnverified(to) || f.isUnverified(from)
+	return f.removed[to] || f.removed[from] || f.isUnverified(to) || f.isUnverified(from) || to.frontend != to.backend && f.gone[to.backend.Addr()]
 }
 
 // isUnverified reports whether a connection of an unverified frontend was translated.
 func (f staleFilter) isUnverified(p pair) bool {
-	return p.frontend != p.backend && f.unverified[pair{protocol: p.protocol, frontend: p.frontend}]
+	return p.frontend != p.backend && !f.peers[p.backend.Addr()] && f.unverified[pair{protocol: p.protocol, frontend: p.frontend}]
 }
 
 func at(ip net.IP, port uint16) netip.AddrPort {

@@ -37,7 +37,7 @@ func (b *Balancer) serviceOf(e *entry) (flows.CountKey, bool) {
 func (b *Balancer) Counts() (map[flows.CountKey]flows.Counts, error) {
 	var vips []*desired.VIP
 	if is := b.state.Load(); is != nil {
-		vips = slices.Collect(maps.Values(*is))
+		vips = slices.Collect(maps.Values(is.vips))
 	}
 	return b.tally.Counts(vips, func(each func(flows.CountKey)) error {
 		return b.list(func(e entry) {

@@ -156,23 +156,27 @@ func (e *entry) flow() (flows.Flow, bool) {
 	return flows.Flow{Protocol: name, Client: e.original.from, VIP: e.original.to, Backend: e.reply.from, Source: e.reply.to}, true
 }
 
-// createMessage creates an entry for a flow, which expires without a packet.
-func createMessage(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
+// createMessage creates an entry for a flow, which expires without a packet. A kept one also expires with packets.
+func createMessage(t *tracked, lives time.Duration) (netlink.Message, error) {
 	h := netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl}
-	return flowMessage(f, protocol, h, func(ae *netlink.AttributeEncoder) {
+	return tupleMessage(t.original(), h, func(ae *netlink.AttributeEncoder) {
 		// The kernel derives this direction from the translations.
-		ae.Nested(ctaReply, tuple{protocol, f.VIP, f.Client}.encode)
-		status := uint32(statusConfirmed)
-		if protocol == unix.IPPROTO_TCP { // the kernel sets those bits for UDP by itself, with the first packets
+		ae.Nested(ctaReply, tuple{t.protocol, t.VIP, t.Client}.encode)
+		status, lastPort := uint32(statusConfirmed), t.Backend.Port()
+		if t.kept {
+			// Another connection of the client to the same peer may have the port there. The kernel then takes another one.
+			status, lastPort = status|ipsFixedTimeout, 1<<16-1
+		}
+		if t.protocol == unix.IPPROTO_TCP { // the kernel sets those bits for UDP by itself, with the first packets
 			status |= statusSeenReply | statusAssured
 		}
 		ae.Uint32(ctaStatus, status)
 		ae.Uint32(ctaTimeout, uint32(lives.Seconds()))
-		ae.Nested(ctaNATDestination, translation(f.Backend))
-		if f.Source != f.Client {
-			ae.Nested(ctaNATSource, translation(f.Source))
+		ae.Nested(ctaNATDestination, translation(t.Backend, lastPort))
+		if t.Source != t.Client {
+			ae.Nested(ctaNATSource, translation(t.Source, t.Source.Port()))
 		}
-		if protocol == unix.IPPROTO_TCP {
+		if t.protocol == unix.IPPROTO_TCP {
 			ae.Nested(ctaProtoInfo, infoOf(tcpEstablished, tcpFlags))
 		}
 	})
@@ -198,8 +202,8 @@ func lookupMessage(of tuple) (netlink.Message, error) {
 }
 
 // timeoutMessage sets the time after which the entry of a flow expires.
-func timeoutMessage(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
-	return flowMessage(f, protocol, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
+func timeoutMessage(t *tracked, lives time.Duration) (netlink.Message, error) {
+	return tupleMessage(t.original(), netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
 		ae.Uint32(ctaTimeout, uint32(lives.Seconds()))
 	})
 }
@@ -208,11 +212,6 @@ func timeoutMessage(f *flows.Flow, protocol uint8, lives time.Duration) (netlink
 func deleteMessage(of tuple) (netlink.Message, error) {
 	h := netlink.Header{Type: ctDelete, Flags: netlink.Request | netlink.Acknowledge}
 	return tupleMessage(of, h, func(*netlink.AttributeEncoder) {})
-}
-
-// flowMessage returns a message about the entry of a flow.
-func flowMessage(f *flows.Flow, protocol uint8, h netlink.Header, more func(*netlink.AttributeEncoder)) (netlink.Message, error) {
-	return tupleMessage(tuple{protocol, f.Client, f.VIP}, h, more)
 }
 
 // tupleMessage returns a message about the entry that has a direction. For lookups and deletions, that may be either one.
@@ -244,8 +243,8 @@ func (t tuple) encode(ae *netlink.AttributeEncoder) error {
 	return nil
 }
 
-// translation encodes a translation to exactly one address and port.
-func translation(to netip.AddrPort) func(*netlink.AttributeEncoder) error {
+// translation encodes a translation to an address and its port, or the first free one of those up to last.
+func translation(to netip.AddrPort, last uint16) func(*netlink.AttributeEncoder) error {
 	return func(ae *netlink.AttributeEncoder) error {
 		from, until := uint16(natMin4), uint16(natMax4)
 		if to.Addr().Is6() {
@@ -255,7 +254,7 @@ func translation(to netip.AddrPort) func(*netlink.AttributeEncoder) error {
 		ae.Bytes(until, to.Addr().AsSlice())
 		ae.Nested(natProto, func(ae *netlink.AttributeEncoder) error {
 			ae.Uint16(natPortMin, to.Port())
-			ae.Uint16(natPortMax, to.Port())
+			ae.Uint16(natPortMax, last)
 			return nil
 		})
 		return nil

@@ -38,6 +38,9 @@ const (
 	owners                      // first port of a peer's slot -> the peer
 	previousOwners              // first port of a slot that a peer had before its owner -> that peer
 	peers                       // number, from 0 on -> peer with an address of the family
+	peerAddrs                   // peer, all of them
+	unknown                     // client, port, VIP, port: a packet of a TCP connection that nobody has announced, which the rules write
+	awaited                     // the same, while it may still be announced
 	setCount
 )
 
@@ -114,7 +117,7 @@ func endpoint(a netip.Addr, p clusterset.Protocol, port uint16) string {
 	return string(append(binary.BigEndian.AppendUint16(key, port), 0, 0))
 }
 
-// groupElements returns the elements of the sets that depend on the gateway's group: ownPorts, owners, previousOwners and peers. Without
+// groupElements returns the elements of the sets that depend on the gateway's group: ownPorts, owners, previousOwners, peers and peerAddrs. Without
 // slots there are none of ownPorts, and the gateway takes any port.
 func groupElements(s *desired.State) map[familySet]map[string]string {
 	all := map[familySet]map[string]string{}
@@ -145,8 +148,14 @@ func groupElements(s *desired.State) map[familySet]map[string]string {
 				put(previousOwners, slotKey(slot), to)
 			}
 		}
-		for i, known := 0, 0; i < len(s.Peers) && known < maxPeers; i++ {
-			if to := addr(i + 1); to != "" {
+		known := 0
+		for i := range s.Peers {
+			to := addr(i + 1)
+			if to == "" {
+				continue
+			}
+			put(peerAddrs, to, "")
+			if known < maxPeers {
 				put(peers, peerKey(known), to)
 				known++
 			}

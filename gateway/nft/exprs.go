@@ -179,12 +179,16 @@ const (
 	ipsAssured = 1 << 2
 	ipsSrcNAT  = 1 << 4
 	ipsDstNAT  = 1 << 5
+	// ipsFixedTimeout keeps packets from extending the lifetime of a connection. We set it in the entries of peers' connections.
+	ipsFixedTimeout = 1 << 10
 )
 
 // Building blocks of rules.
 var (
 	destinationTranslated = connection(expr.CtKeySTATUS, ipsDstNAT, expr.CmpOpNeq)
 	established           = state(expr.CtStateBitESTABLISHED)
+	// kept continues if a peer keeps the connection, see tracked.
+	kept = connection(expr.CtKeySTATUS, ipsFixedTimeout, expr.CmpOpNeq)
 	// halfOpen continues if the connection awaits the packet that opens it.
 	halfOpen     = connection(expr.CtKeySTATUS, ipsAssured, expr.CmpOpEq)
 	untranslated = connection(expr.CtKeySTATUS, ipsSrcNAT|ipsDstNAT, expr.CmpOpEq)

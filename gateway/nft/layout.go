@@ -29,6 +29,7 @@ var families = [2]family{ipv4, ipv6}
 var setNames = [setCount]string{
 	"maglev", "maglev-restricted", "maglev-affinity", "restricted", "sources", "vips", "refused", "backends", "backend-frontends",
 	"routed-backends", "snat", "masquerade", "affinity", "affinity-backends", "clients", "own-ports", "owners", "previous-owners", "peers",
+	"peer-addresses", "unknown", "awaited",
 }
 
 func (p familySet) name() string { return setNames[p.set] }
@@ -73,6 +74,9 @@ func (p familySet) spec() *nftables.Set {
 	case clients:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, addr, proto, port), nftables.MustConcatSetType(addr, port)
 		s.HasTimeout, s.Dynamic, s.Size = true, true, maxClients
+	case unknown, awaited:
+		s.KeyType = nftables.MustConcatSetType(addr, port, addr, port)
+		s.HasTimeout, s.Dynamic, s.Size = true, true, maxUnknown
 	case ownPorts:
 		s.KeyType, s.DataType = port, port
 	case owners, previousOwners:
@@ -84,7 +88,7 @@ func (p familySet) spec() *nftables.Set {
 	}
 	s.IsMap = s.IsMap || s.DataType.Bytes > 0
 	switch p.set {
-	case vipSet, snat, masquerade, ownPorts, owners, previousOwners, peers:
+	case vipSet, snat, masquerade, ownPorts, owners, previousOwners, peers, peerAddrs:
 	default:
 		s.Concatenation = true
 	}
@@ -109,9 +113,13 @@ func (f family) chains() []chain {
 		return chain{Chain: &nftables.Chain{Name: name, Table: f.table, Type: kind, Hooknum: hook, Priority: priority}, rules: rules}
 	}
 	return []chain{
+		c("answer-from-peer", "", nil, nil, f.answerFromPeer()),
+		c("question-from-peer", "", nil, nil, f.questionFromPeer()),
 		c("from-peers", "", nil, nil, f.fromPeers()),
+		c("to-keeper", "", nil, nil, f.toKeeper()),
 		c("to-owner", "", nil, nil, f.toOwner()),
 		c("to-peers", "", nil, nil, f.toPeers()),
+		c("unknown", "", nil, nil, f.unknown()),
 		c("answers", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle, f.answers()),
 		c("balance", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, f.balance()),
 		c("refuse", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityFilter, f.refuse()),

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -43,6 +44,8 @@ type Balancer struct {
 	generation uint32
 	// removed are backends whose connections must still be deleted.
 	removed map[pair]bool
+	// gonePeers are addresses of removed peers. The entries of connections that they kept must still be deleted.
+	gonePeers map[netip.Addr]bool
 	// unverified are frontends that may have such connections from before this process, see noteUnverified; nil until its
 	// first write.
 	unverified map[pair]bool
@@ -70,7 +73,7 @@ func New(log *slog.Logger) (*Balancer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("describe table %s: %w", Table, err)
 	}
-	return &Balancer{log: log, chains: all, version: v, contents: newContents(), removed: map[pair]bool{}, imported: map[string]time.Time{}}, nil
+	return &Balancer{log: log, chains: all, version: v, contents: newContents(), removed: map[pair]bool{}, gonePeers: map[netip.Addr]bool{}, imported: map[string]time.Time{}}, nil
 }
 
 // Name implements agent.Component.
@@ -97,7 +100,8 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 		b.reopen()
 		return err
 	}
-	b.state.Store(newSharedState(s))
+	now := newSharedState(s)
+	b.notePeers(b.state.Swap(now), now)
 	b.noteRemoved(had)
 	b.deleteStaleSoon()
 	return nil
@@ -195,8 +199,8 @@ func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, recre
 	}
 	have = map[familySet]map[string]string{}
 	for _, p := range familySets() {
-		if p.set == clients {
-			continue // written by the rules
+		if p.spec().Dynamic {
+			continue // the rules write it
 		}
 		elements, err := s.rules.GetSetElements(p.spec())
 		if err != nil {

@@ -30,21 +30,43 @@ const (
 	eventBuffer = 8 << 20
 )
 
-// sharedState is the part of the state that Export and Import read from any goroutine: its VIPs by address.
-type sharedState map[netip.Addr]*desired.VIP
+// sharedState is the part of the state that Export and Import read from any goroutine.
+type sharedState struct {
+	vips  map[netip.Addr]*desired.VIP
+	peers map[string]*desired.PeerGateway // by name
+}
 
 // newSharedState returns the shared part of s.
 func newSharedState(s *desired.State) *sharedState {
-	is := make(sharedState, len(s.VIPs))
+	is := &sharedState{vips: make(map[netip.Addr]*desired.VIP, len(s.VIPs)), peers: make(map[string]*desired.PeerGateway, len(s.Peers))}
 	for i := range s.VIPs {
-		is[s.VIPs[i].Addr] = &s.VIPs[i]
+		is.vips[s.VIPs[i].Addr] = &s.VIPs[i]
 	}
-	return &is
+	for i := range s.Peers {
+		is.peers[s.Peers[i].Name] = &s.Peers[i]
+	}
+	return is
+}
+
+// peerAddrs returns the addresses of all peers.
+func (is *sharedState) peerAddrs() map[netip.Addr]bool {
+	all := map[netip.Addr]bool{}
+	if is == nil {
+		return all
+	}
+	for _, p := range is.peers {
+		for _, v4 := range []bool{true, false} {
+			if a := p.AddressOf(v4); a.IsValid() {
+				all[a] = true
+			}
+		}
+	}
+	return all
 }
 
 // frontend returns the frontend at an address, or nil, and its VIP.
-func (is sharedState) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *desired.Frontend) {
-	v := is[at.Addr()]
+func (is *sharedState) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *desired.Frontend) {
+	v := is.vips[at.Addr()]
 	if v == nil {
 		return nil, nil
 	}
@@ -56,17 +78,16 @@ func (is sharedState) frontend(protocol string, at netip.AddrPort) (*desired.VIP
 	return v, nil
 }
 
-// has reports whether peers share the connection of a flow. With masquerade they cannot: the backend knows this gateway's
-// address.
-func (is sharedState) has(f *flows.Flow) bool {
-	v, frontend := is.frontend(f.Protocol, f.VIP)
-	return frontend != nil && v.Return != desired.Masquerade && slices.ContainsFunc(frontend.Backends, func(b desired.Backend) bool {
+// has reports whether the VIP and backend of a flow are there.
+func (is *sharedState) has(f *flows.Flow) bool {
+	_, frontend := is.frontend(f.Protocol, f.VIP)
+	return frontend != nil && slices.ContainsFunc(frontend.Backends, func(b desired.Backend) bool {
 		return b.Addr == f.Backend.Addr() && b.Port == f.Backend.Port()
 	})
 }
 
 // affinity returns the affinity timeout of a flow's frontend; 0: none.
-func (is sharedState) affinity(f *flows.Flow) time.Duration {
+func (is *sharedState) affinity(f *flows.Flow) time.Duration {
 	if _, frontend := is.frontend(f.Protocol, f.VIP); frontend != nil {
 		return time.Duration(frontend.Affinity) * time.Second
 	}
@@ -206,31 +227,59 @@ func (b *Balancer) Import(all []flows.Flow) (pending []flows.Flow, err error) {
 	var known []*flows.Flow
 	for i := range all {
 		f := &all[i]
-		protocol := uint8(unix.IPPROTO_TCP)
-		if f.Protocol == "UDP" {
-			protocol = unix.IPPROTO_UDP
-		}
+		t, ok := is.track(f)
 		switch {
+		case !ok:
+			continue
 		case f.Ended:
-			err = deleteFlow(c, f, protocol)
+			err = t.delete(c)
 		case !is.has(f):
 			pending = append(pending, *f)
 			continue
 		default:
-			err = store(c, f, protocol)
+			err = t.store(c)
 			known = append(known, f)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("import connection %s: %w", f, err)
 		}
 	}
-	return pending, b.importClients(*is, known)
+	return pending, b.importClients(is, known)
 }
 
-// store creates the entry of a flow. One that opened a moment ago takes the place of entries that have its client's port at the VIP, or
-// its port at the backend: their connections have ended.
-func store(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
-	m, err := createMessage(f, protocol, importedLifetime)
+// tracked is a flow as connection tracking has it here. If a peer keeps the flow, Backend is that peer, with any port.
+type tracked struct {
+	*flows.Flow
+	protocol uint8
+	kept     bool
+}
+
+// track returns how a flow of a peer is tracked here. A masqueraded one is not if its keeper has no address of its family.
+func (is *sharedState) track(f *flows.Flow) (t tracked, ok bool) {
+	t = tracked{Flow: f, protocol: unix.IPPROTO_TCP, kept: f.Masqueraded()}
+	if f.Protocol == "UDP" {
+		t.protocol = unix.IPPROTO_UDP
+	}
+	if !t.kept {
+		return t, true
+	}
+	keeper, ok := is.peers[f.Gateway]
+	if !ok || !keeper.AddressOf(f.VIP.Addr().Is4()).IsValid() {
+		return t, false
+	}
+	own := *f
+	own.Source, own.Backend = f.Client, netip.AddrPortFrom(keeper.AddressOf(f.VIP.Addr().Is4()), f.VIP.Port())
+	t.Flow = &own
+	return t, true
+}
+
+// original is the direction of the client's packets.
+func (t *tracked) original() tuple { return tuple{t.protocol, t.Client, t.VIP} }
+
+// store creates the entry. One that opened a moment ago takes the place of entries that have its client's port at the VIP, or its port at
+// the backend: their connections have ended.
+func (t *tracked) store(c *netlink.Conn) error {
+	m, err := createMessage(t, importedLifetime)
 	if err != nil {
 		return err
 	}
@@ -238,17 +287,21 @@ func store(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	e, err := lookup(c, tuple{protocol, f.Client, f.VIP})
+	e, err := lookup(c, t.original())
 	if err != nil {
 		return err
 	}
 	switch {
-	case e != nil && e.is(f):
-		return refresh(c, e, f, protocol)
-	case f.Resent:
+	case e != nil && e.is(t) && !t.kept: // the kernel does not extend the lifetime of a kept one, so it is made again
+		return t.refresh(c, e)
+	case t.Resent && (e == nil || !e.is(t)):
 		return nil
 	}
-	for _, of := range []tuple{{protocol, f.Client, f.VIP}, {protocol, f.Backend, f.Source}} {
+	others := []tuple{t.original()}
+	if !t.kept {
+		others = append(others, tuple{t.protocol, t.Backend, t.Source})
+	}
+	for _, of := range others {
 		if err := deleteEntry(c, of); err != nil {
 			return err
 		}
@@ -259,20 +312,42 @@ func store(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
 	return err
 }
 
-// deleteFlow deletes the entry of a flow, unless another one has taken its place.
-func deleteFlow(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
-	e, err := lookup(c, tuple{protocol, f.Client, f.VIP})
-	if err != nil || e == nil || !e.is(f) {
+// delete deletes the entry, unless that of another flow has taken its place.
+func (t *tracked) delete(c *netlink.Conn) error {
+	e, err := lookup(c, t.original())
+	if err != nil || e == nil || !e.is(t) {
 		return err
 	}
 	return deleteEntry(c, e.original)
 }
 
+// refresh extends the lifetime of an imported connection again. A local one lives longer, and stays as it is.
+func (t *tracked) refresh(c *netlink.Conn, e *entry) error {
+	if e.isLocal() {
+		return nil
+	}
+	m, err := timeoutMessage(t, importedLifetime)
+	if err != nil {
+		return err
+	}
+	_, err = c.Execute(m)
+	if errors.Is(err, unix.ENOENT) {
+		return nil // it has just ended
+	}
+	return err
+}
+
 // is reports whether an entry is that of a flow, whichever end sent the first packet here.
-func (e *entry) is(f *flows.Flow) bool {
-	there, back := tuple{e.original.protocol, f.Client, f.VIP}, tuple{e.original.protocol, f.Backend, f.Source}
+func (e *entry) is(t *tracked) bool {
+	if e.isKept() || t.kept {
+		return e.isKept() && t.kept && e.original == t.original() && e.reply.from.Addr() == t.Backend.Addr()
+	}
+	there, back := t.original(), tuple{t.protocol, t.Backend, t.Source}
 	return e.original == there && e.reply == back || e.original == back && e.reply == there
 }
+
+// isKept reports whether a peer keeps the connection.
+func (e *entry) isKept() bool { return e.status&ipsFixedTimeout != 0 }
 
 // lookup returns the entry that has a direction, or nil.
 func lookup(c *netlink.Conn, of tuple) (*entry, error) {
@@ -299,22 +374,6 @@ func deleteEntry(c *netlink.Conn, of tuple) error {
 	}
 	if _, err = c.Execute(m); errors.Is(err, unix.ENOENT) {
 		return nil
-	}
-	return err
-}
-
-// refresh extends the lifetime of an imported connection again. A local one lives longer, and stays as it is.
-func refresh(c *netlink.Conn, e *entry, f *flows.Flow, protocol uint8) error {
-	if e.isLocal() {
-		return nil
-	}
-	m, err := timeoutMessage(f, protocol, importedLifetime)
-	if err != nil {
-		return err
-	}
-	_, err = c.Execute(m)
-	if errors.Is(err, unix.ENOENT) {
-		return nil // it has just ended
 	}
 	return err
 }

@@ -26,6 +26,7 @@ func (w *testbed) tells(from, to int) (end func() int) {
 		return w.gateways[from].ns.Do(func() error {
 			return w.gateways[from].Export(ctx, func(f flows.Flow) error {
 				exported++
+				f.Gateway = "other"
 				return w.gateways[to].ns.Do(func() error {
 					_, err := w.gateways[to].Import([]flows.Flow{f})
 					return err
