@@ -3,6 +3,4 @@
 //
 // Each cell of the matrix is an edge of its own ([edge.Lab]) with complete gateways, as on machines of their own, a router (FRR) and servers
 // behind it. The test is the gateways' controller. `make test` runs four cells with a quarter of the connections, and `make test-gateways` all.
-// Not all pass: with nftables, connections with snat whose client's packets come to another gateway in the middle of the handshake fail, and
-// those with masquerade break. With eBPF, snat and VRRP, idle connections break that began at a gateway which has rebooted since.
 package gateways_test

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -162,6 +164,14 @@ func (r *Router) start(ctx context.Context, name string) error {
 		_ = cmd.Wait() // its log has the reason
 		close(d.ended)
 	}()
+	if name == "bfdd" {
+		// A router sends BFD's packets from hardware or at real-time priority. Here bfdd shares the machine with clients and servers, and would
+		// take all gateways for dead when it has waited for a CPU for too long.
+		is := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+		if err := unix.SchedSetAttr(cmd.Process.Pid, &is, 0); err != nil && !errors.Is(err, unix.EPERM) { // a container may refuse that
+			return fmt.Errorf("give bfdd priority: %w", err)
+		}
+	}
 	return r.await(ctx, name, d)
 }
 
