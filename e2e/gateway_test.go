@@ -51,6 +51,7 @@ func TestGateways(t *testing.T) {
 	for _, balancer := range []desired.Balancer{desired.NFTables, desired.EBPF} {
 		t.Run("gateway dies, "+string(balancer), func(t *testing.T) { gatewayDies(t, edge, dir, balancer) })
 	}
+	t.Run("operator's tour", func(t *testing.T) { operatorsTour(t, edge, dir) })
 	t.Run("master dies", func(t *testing.T) { masterDies(t, edge, dir) })
 	t.Run("gateway on node", gatewayOnNode)
 }

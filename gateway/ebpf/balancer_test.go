@@ -188,8 +188,15 @@ func gatewaysChooseAlike(t *testing.T, w *testbed) {
 // added. It moves only when that backend stops serving or the timeout expires.
 func affinity(t *testing.T, w *testbed) {
 	t.Helper()
+	for _, way := range []desired.Return{desired.Routed, desired.Masquerade} {
+		affinityBy(t, w, way)
+	}
+}
+
+func affinityBy(t *testing.T, w *testbed, way desired.Return) {
+	t.Helper()
 	stays := func(seconds int32, numbers ...int) {
-		s := state(desired.Routed, numbers...)
+		s := state(way, numbers...)
 		for i := range s.VIPs {
 			s.VIPs[i].Frontends[0].Affinity = seconds
 		}
@@ -217,14 +224,14 @@ func affinity(t *testing.T, w *testbed) {
 		for i := range 20 {
 			w.lead(i % 2)
 			if b, _ := meets(f); b != first {
-				t.Fatalf("%s: at gateway %d the client moves from %s to %s", families[f], i%2, first, b)
+				t.Fatalf("%s, %s: at gateway %d the client moves from %s to %s", way, families[f], i%2, first, b)
 			}
 		}
 		stays(60, 2, 3, 4)
 		second, _ := meets(f)
 		stays(60, 1, 2, 3, 4)
 		if b, _ := meets(f); second == first || b != second {
-			t.Errorf("%s: the client reached %s, which was removed, then %s, then %s", families[f], first, second, b)
+			t.Errorf("%s, %s: the client reached %s, which was removed, then %s, then %s", way, families[f], first, second, b)
 		}
 	}
 }

@@ -205,15 +205,13 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 			continue
 		}
 		if f.Masqueraded() {
-			if err := b.storePeerFlow(&f, proto); err != nil {
-				return nil, err
-			}
-			continue
+			err = b.storePeerFlow(&f, proto)
+		} else {
+			err = b.storeFlow(&f, proto, bpf.GatewayConn{
+				BackendId: number, Service: service, State: uint8(bpf.ConnOpen), Flags: bpf.GatewayStandby, Seen: now() - uint64(max(0, idleTimeout(proto)-standbyTimeout)),
+			})
 		}
-		c := bpf.GatewayConn{
-			BackendId: number, Service: service, State: uint8(bpf.ConnOpen), Flags: bpf.GatewayStandby, Seen: now() - uint64(max(0, idleTimeout(proto)-standbyTimeout)),
-		}
-		if err := b.storeFlow(&f, proto, c); err != nil {
+		if err != nil {
 			return nil, err
 		}
 		if err := b.storeAffinity(&f, proto, bpf.GatewayClient{BackendId: number, FrontendId: service}); err != nil {

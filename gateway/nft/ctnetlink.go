@@ -162,19 +162,18 @@ func createMessage(t *tracked, lives time.Duration) (netlink.Message, error) {
 	return tupleMessage(t.original(), h, func(ae *netlink.AttributeEncoder) {
 		// The kernel derives this direction from the translations.
 		ae.Nested(ctaReply, tuple{t.protocol, t.VIP, t.Client}.encode)
-		status, lastPort := uint32(statusConfirmed), t.Backend.Port()
+		status := uint32(statusConfirmed)
 		if t.kept {
-			// Another connection of the client to the same peer may have the port there. The kernel then takes another one.
-			status, lastPort = status|ipsFixedTimeout, 1<<16-1
+			status |= ipsFixedTimeout
 		}
 		if t.protocol == unix.IPPROTO_TCP { // the kernel sets those bits for UDP by itself, with the first packets
 			status |= statusSeenReply | statusAssured
 		}
 		ae.Uint32(ctaStatus, status)
 		ae.Uint32(ctaTimeout, uint32(lives.Seconds()))
-		ae.Nested(ctaNATDestination, translation(t.Backend, lastPort))
+		ae.Nested(ctaNATDestination, translation(t.Backend))
 		if t.Source != t.Client {
-			ae.Nested(ctaNATSource, translation(t.Source, t.Source.Port()))
+			ae.Nested(ctaNATSource, translation(t.Source))
 		}
 		if t.protocol == unix.IPPROTO_TCP {
 			ae.Nested(ctaProtoInfo, infoOf(tcpEstablished, tcpFlags))
@@ -243,8 +242,8 @@ func (t tuple) encode(ae *netlink.AttributeEncoder) error {
 	return nil
 }
 
-// translation encodes a translation to an address and its port, or the first free one of those up to last.
-func translation(to netip.AddrPort, last uint16) func(*netlink.AttributeEncoder) error {
+// translation encodes a translation to exactly one address and port.
+func translation(to netip.AddrPort) func(*netlink.AttributeEncoder) error {
 	return func(ae *netlink.AttributeEncoder) error {
 		from, until := uint16(natMin4), uint16(natMax4)
 		if to.Addr().Is6() {
@@ -254,7 +253,7 @@ func translation(to netip.AddrPort, last uint16) func(*netlink.AttributeEncoder)
 		ae.Bytes(until, to.Addr().AsSlice())
 		ae.Nested(natProto, func(ae *netlink.AttributeEncoder) error {
 			ae.Uint16(natPortMin, to.Port())
-			ae.Uint16(natPortMax, last)
+			ae.Uint16(natPortMax, to.Port())
 			return nil
 		})
 		return nil

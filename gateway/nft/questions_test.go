@@ -101,11 +101,11 @@ func TestKeepersGo(t *testing.T) {
 	}
 }
 
-// A client of two VIPs may have the same port at both, and one peer keep both connections.
+// A client of two VIPs may have the same port at both, and one peer keep both connections. It stays with its backends.
 func TestKeptConnectionsOfOnePort(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t)
-	s := w.masqueradeState()
+	s := w.state(func(v *desired.VIP) { v.Return = desired.Masquerade }, each(func(f *desired.Frontend) { f.Affinity = 60 }))
 	second := s.VIPs[0]
 	second.Addr = second.Addr.Next()
 	s.VIPs = append(s.VIPs, second)
@@ -122,6 +122,9 @@ func TestKeptConnectionsOfOnePort(t *testing.T) {
 		if n := w.keptByPeers(1); n != len(all) {
 			t.Errorf("%d connections are known, want %d", n, len(all))
 		}
+	}
+	if n := w.stayed(1, 0); n != len(all) {
+		t.Errorf("backends of %d VIPs are known, want %d", n, len(all))
 	}
 	all[0].Ended = true
 	in(t, w.gateways[1].ns, func() error { return w.gateways[1].knows(all[:1]) })

@@ -247,7 +247,7 @@ func (b *Balancer) Import(all []flows.Flow) (pending []flows.Flow, err error) {
 	return pending, b.importClients(is, known)
 }
 
-// tracked is a flow as connection tracking has it here. If a peer keeps the flow, Backend is that peer, with any port.
+// tracked is a flow as connection tracking has it here. If a peer keeps the flow, Backend is that peer. No packet is translated so.
 type tracked struct {
 	*flows.Flow
 	protocol uint8
