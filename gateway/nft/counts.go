@@ -25,7 +25,7 @@ func (b *Balancer) serviceOf(e *entry) (flows.CountKey, bool) {
 	if !ok || is == nil {
 		return flows.CountKey{}, false
 	}
-	_, frontend := is.frontend(f.Protocol, f.VIP)
+	frontend := is.frontend(f.Protocol, f.VIP)
 	if frontend == nil {
 		return flows.CountKey{}, false
 	}

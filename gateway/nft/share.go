@@ -64,23 +64,23 @@ func (is *sharedState) peerAddrs() map[netip.Addr]bool {
 	return all
 }
 
-// frontend returns the frontend at an address, or nil, and its VIP.
-func (is *sharedState) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *desired.Frontend) {
+// frontend returns the frontend at an address, or nil.
+func (is *sharedState) frontend(protocol string, at netip.AddrPort) *desired.Frontend {
 	v := is.vips[at.Addr()]
 	if v == nil {
-		return nil, nil
+		return nil
 	}
 	for i := range v.Frontends {
 		if f := &v.Frontends[i]; f.Protocol == protocol && f.Port == at.Port() {
-			return v, f
+			return f
 		}
 	}
-	return v, nil
+	return nil
 }
 
 // has reports whether the VIP and backend of a flow are there.
 func (is *sharedState) has(f *flows.Flow) bool {
-	_, frontend := is.frontend(f.Protocol, f.VIP)
+	frontend := is.frontend(f.Protocol, f.VIP)
 	return frontend != nil && slices.ContainsFunc(frontend.Backends, func(b desired.Backend) bool {
 		return b.Addr == f.Backend.Addr() && b.Port == f.Backend.Port()
 	})
@@ -88,7 +88,7 @@ func (is *sharedState) has(f *flows.Flow) bool {
 
 // affinity returns the affinity timeout of a flow's frontend; 0: none.
 func (is *sharedState) affinity(f *flows.Flow) time.Duration {
-	if _, frontend := is.frontend(f.Protocol, f.VIP); frontend != nil {
+	if frontend := is.frontend(f.Protocol, f.VIP); frontend != nil {
 		return time.Duration(frontend.Affinity) * time.Second
 	}
 	return 0
