@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -42,12 +41,7 @@ spec:
 `
 
 // keystoneAway is how long Keystone is down.
-func keystoneAway() time.Duration {
-	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
-		return 10 * time.Minute
-	}
-	return 10 * time.Second
-}
+const keystoneAway = 10 * time.Minute
 
 // operatorsTour meets on a real Neutron what operators of gateways meet, while a client asks a Service all the time: a full quota, tokens
 // that end, a Keystone that is down, and a gateway that is cut off from the controller while its address is freed and asked for again.
@@ -236,7 +230,7 @@ func quotaFull(t *testing.T, g *gateways.Installation) {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(func() { limit(is.Port.Limit) })
+	defer func() { limit(is.Port.Limit) }()
 	limit(is.Port.Used)
 	serve(t, "crowded", strings.NewReplacer("NAME", "crowded", "ANNOTATIONS", "").Replace(inside))
 	awaitCondition(t, "crowded", service.ConditionMapped, service.ReasonQuotaExceeded)
@@ -286,7 +280,7 @@ func keystoneDown(t *testing.T, g *gateways.Installation, client *asking) {
 	<-time.After(life + time.Second)
 	serve(t, "waiting", late("waiting"))
 	client.awaitPods(t, "outside", 3)
-	<-time.After(time.Until(down.Add(keystoneAway())))
+	<-time.After(time.Until(down.Add(keystoneAway)))
 	client.awaitPods(t, "outside", 4)
 	if said, err := says(ctx, "waiting"); err != nil || said != "" {
 		t.Errorf("without Keystone, the new Service has the address %q, %v", said, err)
