@@ -25,7 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
-// inside is a Service at an address of the gateways' own network, which routers learn by BGP.
+// inside is a Service at an address of the gateways' own network, which routers learn by BGP. Fill it in by serveInside.
 const inside = `
 apiVersion: v1
 kind: Service
@@ -86,6 +86,12 @@ func serve(t *testing.T, name, manifest string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// serveInside does the same with a Service of inside.
+func serveInside(t *testing.T, name, annotations string) {
+	t.Helper()
+	serve(t, name, strings.NewReplacer("NAME", name, "ANNOTATIONS", annotations).Replace(inside))
 }
 
 // answer is what a request of a client got.
@@ -232,7 +238,7 @@ func quotaFull(t *testing.T, g *gateways.Installation) {
 	}
 	defer func() { limit(is.Port.Limit) }()
 	limit(is.Port.Used)
-	serve(t, "crowded", strings.NewReplacer("NAME", "crowded", "ANNOTATIONS", "").Replace(inside))
+	serveInside(t, "crowded", "")
 	awaitCondition(t, "crowded", service.ConditionMapped, service.ReasonQuotaExceeded)
 	limit(is.Port.Used + 1)
 	awaitCondition(t, "crowded", service.ConditionMapped, service.ReasonMapped)
@@ -268,17 +274,16 @@ func keystoneDown(t *testing.T, g *gateways.Installation, client *asking) {
 	if err := errors.Join(g.Controller.Stop(), g.StartController(ctx)); err != nil { // its token is one of those
 		t.Fatal(err)
 	}
-	late := func(name string) string { return strings.NewReplacer("NAME", name, "ANNOTATIONS", "").Replace(inside) }
-	serve(t, "before", late("before"))
+	serveInside(t, "before", "")
 	awaitCondition(t, "before", service.ConditionMapped, service.ReasonMapped)
 	<-time.After(life + time.Second)
-	serve(t, "renewed", late("renewed"))
+	serveInside(t, "renewed", "")
 	awaitCondition(t, "renewed", service.ConditionMapped, service.ReasonMapped)
 
 	kill()
 	down := time.Now()
 	<-time.After(life + time.Second)
-	serve(t, "waiting", late("waiting"))
+	serveInside(t, "waiting", "")
 	client.awaitPods(t, "outside", 3)
 	<-time.After(time.Until(down.Add(keystoneAway)))
 	client.awaitPods(t, "outside", 4)
@@ -299,7 +304,7 @@ func keystoneDown(t *testing.T, g *gateways.Installation, client *asking) {
 func addressMoves(t *testing.T, g *gateways.Installation) {
 	t.Helper()
 	ctx := t.Context()
-	serve(t, "former", strings.NewReplacer("NAME", "former", "ANNOTATIONS", "").Replace(inside))
+	serveInside(t, "former", "")
 	awaitCondition(t, "former", service.ConditionMapped, service.ReasonMapped)
 	var address netip.Addr
 	if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
@@ -317,7 +322,7 @@ func addressMoves(t *testing.T, g *gateways.Installation) {
 	if err := dismiss(ctx, "former"); err != nil {
 		t.Fatal(err)
 	}
-	serve(t, "rival", strings.NewReplacer("NAME", "rival", "ANNOTATIONS", service.AnnotationAddresses+": "+address.String()).Replace(inside))
+	serveInside(t, "rival", service.AnnotationAddresses+": "+address.String())
 	awaitCondition(t, "rival", service.ConditionMapped, service.ReasonMapped)
 	asked := time.Now()
 	<-time.After(5 * time.Second)

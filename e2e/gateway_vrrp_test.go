@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
@@ -45,17 +44,7 @@ func masterDies(t *testing.T, e *gateways.Edge, dir string) {
 			t.Error(err)
 		}
 	})
-	servers := strings.NewReplacer("NAME", "shared", "CLUSTER_ID", "a", "PRE_STOP", "0").Replace(dataplaneWorkload)
-	for _, manifest := range []string{servers, shared} { // it creates another Service of the servers
-		if err := bed.Apply(ctx, "a", manifest); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Cleanup(func() {
-		if _, err := bed.Kubectl(context.WithoutCancel(ctx), "a", "delete", "service/shared", "deployment/shared", "--namespace", namespace, "--ignore-not-found", "--timeout", "60s"); err != nil {
-			t.Error(err)
-		}
-	})
+	serve(t, "shared", shared)
 	vip := sharedAddress(t, g)
 	killMaster(t, g, vip)
 }

@@ -170,13 +170,19 @@ func TestAnswersToKnownPorts(t *testing.T) {
 
 func (w *testbed) isSNAT() bool { return w.gateways[0].contents.vips[vips[0]].Return == desired.SNAT }
 
-// awaitEvents opens connections until gateway 0 tells of one at once: the kernel makes no events of those that opened before.
-func (w *testbed) awaitEvents() {
+// awaitOpened opens connections until gateway 0 tells of one at once: the kernel makes no events of those that opened before.
+func (w *testbed) awaitOpened() {
 	w.t.Helper()
 	w.poll(func() bool {
 		_ = w.open(0, "echo").Close()
 		return w.counts(0)[flows.CountKey{Service: "shop/web", Protocol: "TCP"}].Opened > 0
 	}, "no connection is counted")
+}
+
+// awaitEvents does the same, and makes gateway 1 forget those connections.
+func (w *testbed) awaitEvents() {
+	w.t.Helper()
+	w.awaitOpened()
 	in(w.t, w.gateways[1].ns, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 }
 

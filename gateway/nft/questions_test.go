@@ -28,10 +28,7 @@ func (w *testbed) tellEachOther() {
 		end := w.tells(g, 1-g)
 		w.t.Cleanup(func() { end() })
 	}
-	w.poll(func() bool {
-		_ = w.open(0, "echo").Close()
-		return w.counts(0)[flows.CountKey{Service: "shop/web", Protocol: "TCP"}].Opened > 0
-	}, "no connection is announced")
+	w.awaitOpened()
 }
 
 // keptByPeers returns the number of connections that a gateway knows to be a peer's.
@@ -86,11 +83,7 @@ func TestKeepersGo(t *testing.T) {
 	w.openStreams(1, 2)
 	w.poll(func() bool { return w.keptByPeers(1) >= 12 }, "the other gateway does not know the keeper of every connection")
 	end()
-	restarted, err := New(w.gateways[1].log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.gateways[1].Balancer = restarted
+	w.restart(1)
 	w.applySlots(w.masqueradeState())
 	if n := w.keptByPeers(1); n < 12 {
 		t.Errorf("after a restart, %d of 12 connections are left", n)
