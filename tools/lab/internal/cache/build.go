@@ -9,8 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -161,9 +159,8 @@ func (c Cache) component(ctx context.Context, part component, version string) (s
 	}
 	return c.entry(part.name, key, func(path string) error {
 		c.Report("building %s (%s): minutes the first time", part.name, strings.Join(part.programs, ", "))
-		// -v prints each package as it is compiled, the only available progress. Twice as many compilers as CPUs keep all CPUs
-		// busy.
-		args := append([]string{"build", "-v", "-p", strconv.Itoa(2 * runtime.NumCPU()), "-ldflags", part.ldflags, "-o", path + "/"}, part.packages...)
+		// -v prints each package as it is compiled, the only available progress.
+		args := append([]string{"build", "-v", "-ldflags", part.ldflags, "-o", path + "/"}, part.packages...)
 		if err := c.goBuild(ctx, module, part.name, part.toolchain, args); err != nil {
 			return err
 		}
@@ -273,7 +270,8 @@ func (c Cache) ownPrograms(ctx context.Context, version string) (string, error) 
 func (c Cache) goBuild(ctx context.Context, dir, name, toolchain string, args []string) error {
 	cmd := compile.Go(ctx, args...)
 	cmd.Dir = dir
-	cmd.Env = append(cmd.Env, "GOTOOLCHAIN="+cmp.Or(toolchain, "local"))
+	// A compiler that collects no garbage before it holds 1 GiB is a tenth faster.
+	cmd.Env = append(cmd.Env, "GOTOOLCHAIN="+cmp.Or(toolchain, "local"), "GOGC=off", "GOMEMLIMIT=1GiB")
 	out, err := cmd.StderrPipe()
 	if err != nil {
 		return err
