@@ -54,7 +54,7 @@ var states = rapid.Custom(func(t *rapid.T) *desired.State {
 	return s
 })
 
-// After any sequence of states, the writes lead to the contents of a fresh balancer with the last state.
+// After any sequence of states, the writes, in parts of any size, lead to the contents of a fresh balancer with the last state.
 func TestChangesLeadToState(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := newContents()
@@ -63,7 +63,17 @@ func TestChangesLeadToState(t *testing.T) {
 			s := states.Draw(t, "state")
 			c, _ := b.replaceVIPs(s.VIPs)
 			b.replaceGroup(groupElements(s), c)
-			apply(t, have, c)
+			most, writes := rapid.IntRange(1, 3000).Draw(t, "most"), 0
+			for i, part := range c.parts(most) {
+				if size := part.size(); i > 0 && size > max(most, 2) {
+					t.Fatalf("a part has %d writes, and may have %d", size, most)
+				}
+				writes += part.size()
+				apply(t, have, part)
+			}
+			if writes != c.size() {
+				t.Fatalf("the parts have %d writes, want %d", writes, c.size())
+			}
 			fresh := newContents()
 			fresh.replaceVIPs(s.VIPs)
 			fresh.replaceGroup(groupElements(s), newChanges())

@@ -26,9 +26,9 @@ import (
 const (
 	// perMessage is the number of elements in one message, whose length field has 16 bits.
 	perMessage = 500
-	// readBuffer holds the kernel's answers to all messages of a change. writeBuffer holds the change itself, which is
+	// readBuffer holds the kernel's answers to all messages of a transaction. writeBuffer holds the transaction itself, which is
 	// sent at once: a slot takes about 60 bytes.
-	readBuffer, writeBuffer = 16 << 20, 1 << 30
+	readBuffer, writeBuffer = 16 << 20, 64 << 20
 )
 
 // Balancer balances with nftables, in the network namespace of the calling thread.
@@ -79,8 +79,8 @@ func New(log *slog.Logger) (*Balancer, error) {
 // Name implements agent.Component.
 func (b *Balancer) Name() string { return desired.ComponentBalancer }
 
-// Apply implements agent.Component. It writes a change in one transaction, and only the difference when the kernel still
-// has what was written last.
+// Apply implements agent.Component. It writes a change in one transaction, a large one in several, and only the difference when the
+// kernel still has what was written last.
 func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	if s.Balancer == desired.EBPF {
 		return desired.Faults{{Component: desired.ComponentBalancer, Field: "balancer", Message: `is "ebpf", and this gateway balances with nftables`}}
@@ -98,6 +98,9 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 		b.contents.group = group
 		b.generation = 0
 		b.reopen()
+		if len(before) > 0 && c.size() > perTransaction { // some of it may have been written
+			err = errors.Join(err, b.write(newChanges()))
+		}
 		return err
 	}
 	now := newSharedState(s)
@@ -142,17 +145,22 @@ func (b *Balancer) write(c changes) error {
 	if err := b.addAffinityChains(s.rules, b.affinityChains, chains); err != nil {
 		return err
 	}
-	if err := send(s.rules, c); err != nil {
-		return err
-	}
-	removeAffinityChains(s.rules, b.affinityChains, chains)
-	if err := s.rules.Flush(); err != nil {
-		return fmt.Errorf("write table %s: %w", Table, err)
+	parts := c.parts(perTransaction)
+	for i, part := range parts {
+		if err := send(s.rules, part); err != nil {
+			return err
+		}
+		if i == len(parts)-1 {
+			removeAffinityChains(s.rules, b.affinityChains, chains)
+		}
+		if err := s.rules.Flush(); err != nil {
+			return fmt.Errorf("write table %s: %w", Table, err)
+		}
 	}
 	b.affinityChains = chains
 	// Reading everything at the next call finds a write of another program in between.
 	b.generation = 0
-	if after, err := s.generation(); err == nil && after == now+1 {
+	if after, err := s.generation(); err == nil && after == now+uint32(len(parts)) {
 		b.generation = after
 	}
 	return nil
