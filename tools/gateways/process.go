@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -112,6 +114,16 @@ func (p *Process) Memory() (uint64, error) {
 		return 0, fmt.Errorf("memory of %s: %w", p.cmd.Path, err)
 	}
 	return kib << 10, nil
+}
+
+// CPUTime returns the CPU time that the program has taken (clock_getcpuclockid(3)).
+func (p *Process) CPUTime() (time.Duration, error) {
+	const scheduled = 2 // CPUCLOCK_SCHED
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^p.cmd.Process.Pid)<<3|scheduled, &t); err != nil {
+		return 0, fmt.Errorf("CPU time of %s: %w", p.cmd.Path, err)
+	}
+	return time.Duration(t.Nano()), nil
 }
 
 // Log returns the end of the program's log.

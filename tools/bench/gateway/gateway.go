@@ -3,6 +3,7 @@
 // - what is lost when one is cordoned or drained, or its agent crashes or restarts;
 // - the throughput of the balancers, each in turns with hand-written rules;
 // - which open connections break when a gateway dies, and how long a change of a gateway with many VIPs takes;
+// - what gateways that serve at once cost, and what is lost when one of four dies;
 // - how soon a new Service answers, on a cluster with a real Neutron.
 //
 // The gateways, their router (FRR) and a client that sends a request to a VIP every 5 ms are network namespaces of this
@@ -31,7 +32,7 @@ import (
 var Phases = []struct {
 	Name string
 	Run  func(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error)
-}{{"failover", announcers}, {"planned", planned}, {"balancers", throughputs}, {"groups", groups}, {"services", services}}
+}{{"failover", announcers}, {"planned", planned}, {"balancers", throughputs}, {"groups", groups}, {"active", active}, {"services", services}}
 
 // Run measures for the given number of rounds and returns the rows of the table. It needs root, and leaves nothing
 // behind.

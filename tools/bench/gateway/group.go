@@ -55,34 +55,51 @@ func newPrograms(ctx context.Context, dir string) (*programs, error) {
 		return nil, err
 	}
 	p := &programs{dir: dir, certs: certs.Folder{Path: filepath.Join(dir, "certs")}}
-	_, err := p.certs.Update(certs.Order{Identities: []string{certs.Controller, gatewayName(0), gatewayName(1)}, Life: 24 * time.Hour}, time.Now())
+	order := certs.Order{Identities: []string{certs.Controller}, Life: 24 * time.Hour}
+	for i := range edge.Gateways {
+		order.Identities = append(order.Identities, gatewayName(i))
+	}
+	_, err := p.certs.Update(order, time.Now())
 	return p, err
 }
 
-// group is an edge with two complete gateways, as on machines of their own. This process is their controller. The router
-// sends packets from servers to clients through the gateway with keptVIP.
+// shape is what a group is like.
+type shape struct {
+	gateways int
+	equal    bool // all serve at once; else the first one that can
+}
+
+// pair is a gateway and its stand-by.
+var pair = shape{gateways: 2}
+
+// group is an edge with complete gateways, as on machines of their own. This process is their controller. The router
+// sends packets from servers to clients through the gateways with keptVIP.
 type group struct {
 	*edge.Lab
 	*programs
+	shape
 	balancer   desired.Balancer
 	router     *frr.Router
 	servers    *netlab.Namespace
-	agents     [2]*gateways.Process
-	folders    [2]string // files of the agents
-	controller [2]*gateways.Client
+	agents     []*gateways.Process
+	folders    []string // files of the agents
+	controller []*gateways.Client
 	generation uint64
 	undo       []func() error
 }
 
 // newGroup starts a group whose gateways have no state yet.
-func newGroup(ctx context.Context, p *programs, balancer desired.Balancer) (_ *group, err error) {
-	g := &group{programs: p, balancer: balancer}
+func newGroup(ctx context.Context, p *programs, balancer desired.Balancer, like shape) (_ *group, err error) {
+	g := &group{
+		programs: p, shape: like, balancer: balancer,
+		agents: make([]*gateways.Process, like.gateways), folders: make([]string, like.gateways), controller: make([]*gateways.Client, like.gateways),
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.close())
 		}
 	}()
-	if g.Lab, err = edge.New(); err != nil {
+	if g.Lab, err = edge.NewWith(like.gateways); err != nil {
 		return nil, err
 	}
 	g.undo = append(g.undo, g.Close)
@@ -90,6 +107,9 @@ func newGroup(ctx context.Context, p *programs, balancer desired.Balancer) (_ *g
 		return nil, err
 	}
 	cfg := frr.Config{ASN: routerASN, RouterID: edge.Router[0], Followers: []frr.Follower{{To: clients, VIP: keptVIP, Table: wayBack}}}
+	if like.equal {
+		cfg.Paths = like.gateways
+	}
 	for i := range g.Gateways {
 		cfg.Peers = append(cfg.Peers, frr.Peer{Addr: edge.Gateways[i][0], ASN: gatewayASN, BFDMillis: millis})
 	}
@@ -125,7 +145,10 @@ func (g *group) joinServers() (err error) {
 	}
 	back := netlink.NewRule()
 	back.IifName, back.Table = netlab.DeviceName(trunk[0]), wayBack
-	return errors.Join(err, g.Router.Do(func() error { return netlink.RuleAdd(back) }))
+	return errors.Join(err, g.Router.Do(func() error {
+		// By addresses and ports, so that both directions of a connection may take different ways.
+		return errors.Join(netlink.RuleAdd(back), os.WriteFile("/proc/sys/net/ipv4/fib_multipath_hash_policy", []byte("1"), 0))
+	}))
 }
 
 // serverAddr returns the address of a server, from 0 on.
@@ -202,11 +225,18 @@ func (g *group) reconfigure(ctx context.Context, i int, vips []desired.VIP) (tim
 // apply is reconfigure for a gateway that may be cordoned.
 func (g *group) apply(ctx context.Context, i int, vips []desired.VIP, cordoned bool) (time.Duration, error) {
 	g.generation++
-	other := 1 - i
-	s := desired.State{
-		Cluster: "bench", Group: "bench", Balancer: g.balancer, VIPs: vips, BGP: speaker(i), Cordoned: cordoned,
-		Peers: []desired.PeerGateway{{URL: "https://" + g.endpoint(other), Name: gatewayName(other)}},
+	s := desired.State{Cluster: "bench", Group: "bench", Balancer: g.balancer, VIPs: vips, BGP: speaker(i), Cordoned: cordoned}
+	if g.equal {
+		s.BGP.MED = nil
 	}
+	var others []string
+	for o := range g.agents {
+		if o != i {
+			others = append(others, gatewayName(o))
+			s.Peers = append(s.Peers, desired.PeerGateway{URL: "https://" + g.endpoint(o), Name: gatewayName(o), Address: edge.Gateways[o][0]})
+		}
+	}
+	s.Slots = desired.Slots(gatewayName(i), others)
 	begin := time.Now()
 	request := desired.NewRequest(g.generation, s)
 	var answer desired.Status
@@ -216,7 +246,7 @@ func (g *group) apply(ctx context.Context, i int, vips []desired.VIP, cordoned b
 	return time.Since(begin), nil
 }
 
-// reconfigureAll applies VIPs to both gateways.
+// reconfigureAll applies VIPs to all gateways.
 func (g *group) reconfigureAll(ctx context.Context, vips []desired.VIP) error {
 	for i := range g.agents {
 		if _, err := g.reconfigure(ctx, i, vips); err != nil {

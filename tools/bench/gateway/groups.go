@@ -64,7 +64,7 @@ func eachBalancer(ctx context.Context, rounds int, progress io.Writer, do func(p
 
 // once runs one round of one balancer.
 func once(ctx context.Context, p *programs, balancer desired.Balancer, seen *whole, say func(string, ...any)) (err error) {
-	g, err := newGroup(ctx, p, balancer)
+	g, err := newGroup(ctx, p, balancer, pair)
 	if err != nil {
 		return err
 	}

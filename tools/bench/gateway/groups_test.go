@@ -8,7 +8,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 )
 
-// The bars match the promise: no connection breaks, a change takes 50 ms at most, and a Service answers within 5 s.
+// The bars match the promise: no connection breaks, a change takes 50 ms at most, a Service answers within 5 s, and gateways that serve at
+// once cost a twentieth at most and lose nothing.
 func TestGroupRows(t *testing.T) {
 	t.Parallel()
 	ms := time.Millisecond
@@ -23,6 +24,17 @@ func TestGroupRows(t *testing.T) {
 		}
 		return all
 	}
+	active := func(ratio float64, lost int, outage time.Duration, broken int) map[desired.Balancer]*actives {
+		all := map[desired.Balancer]*actives{}
+		for _, b := range balancers {
+			a := &actives{ratios: map[desired.Return][]float64{}, handed: []float64{2}, agents: []float64{1}, all: 1000, lost: lost, outages: []time.Duration{outage}, opened: 100, perished: 20, broken: map[desired.Return]int{desired.SNAT: broken}}
+			for _, way := range []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade} {
+				a.ratios[way] = []float64{ratio}
+			}
+			all[b.kind] = a
+		}
+		return all
+	}
 	for name, tc := range map[string]struct {
 		rows []metric.Metric
 		want int
@@ -32,6 +44,7 @@ func TestGroupRows(t *testing.T) {
 		"one broken":    {deathRows(seen(1, 0)), 4, false},
 		"quick changes": {changeRows(seen(0, 50*ms)), 6, true},
 		"slow changes":  {changeRows(seen(0, 51*ms)), 6, false},
+		"active":        {activeRows(active(0.95, 0, 300*ms, 0)), 14, true},
 		"an answer":     {serviceRows([]time.Duration{5 * time.Second}), 2, true},
 		"a late answer": {serviceRows([]time.Duration{5001 * ms}), 2, false},
 	} {
@@ -42,6 +55,20 @@ func TestGroupRows(t *testing.T) {
 			if r.Bar != nil && r.Met() != tc.met {
 				t.Errorf("%s: %s is %v: met is %v", name, r.Name, r.Value, r.Met())
 			}
+		}
+	}
+}
+
+// Each bar of gateways that serve at once can be missed, by both balancers.
+func TestActiveRowsMissed(t *testing.T) {
+	t.Parallel()
+	bad := &actives{
+		ratios: map[desired.Return][]float64{desired.Routed: {0.94}, desired.SNAT: {0.94}, desired.Masquerade: {0.94}}, handed: []float64{2}, agents: []float64{1},
+		lost: 1, outages: []time.Duration{301 * time.Millisecond}, broken: map[desired.Return]int{desired.Routed: 1},
+	}
+	for _, r := range activeRows(map[desired.Balancer]*actives{desired.EBPF: bad, desired.NFTables: bad}) {
+		if r.Bar != nil && r.Met() {
+			t.Errorf("%s is %v: met", r.Name, r.Value)
 		}
 	}
 }

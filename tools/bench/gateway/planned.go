@@ -332,7 +332,7 @@ func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metr
 
 // disturb runs one round of one balancer.
 func disturb(ctx context.Context, p *programs, balancer desired.Balancer, seen *disturbed, say func(string, ...any)) (err error) {
-	g, err := newGroup(ctx, p, balancer)
+	g, err := newGroup(ctx, p, balancer, pair)
 	if err != nil {
 		return err
 	}

@@ -96,7 +96,10 @@ func (t throughput) round(ctx context.Context, all []*lane) (err error) {
 		return err
 	}
 	undo = append(undo, server.Close)
-	stop, err := serve(server)
+	if err := server.Own(serverOf); err != nil {
+		return err
+	}
+	stop, err := serve(server, serverOf)
 	if err != nil {
 		return err
 	}

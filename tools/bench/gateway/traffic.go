@@ -27,18 +27,18 @@ type pace struct {
 
 var kinds = []kind{
 	{"short TCP connections", func(to netip.AddrPort) (pace, error) {
-		return repeat(func() error { return connectOnce(to) })
+		return repeat(phase, func() error { return connectOnce(to) })
 	}},
-	{"UDP replies", udpReplies},
+	{"UDP replies", func(to netip.AddrPort) (pace, error) { return udpReplies(phase, to) }},
 }
 
-// repeat repeats an operation for a phase. A reset operation costs time, but does not count.
-func repeat(operate func() error) (p pace, err error) {
+// repeat repeats an operation for some time. A reset operation costs time, but does not count.
+func repeat(lasting time.Duration, operate func() error) (p pace, err error) {
 	if err := traffic.Pin(); err != nil {
 		return pace{}, err
 	}
 	start, used := time.Now(), traffic.CPUTime()
-	for time.Since(start) < phase {
+	for time.Since(start) < lasting {
 		err := operate()
 		if errors.Is(err, unix.ECONNRESET) {
 			p.reset++
@@ -89,7 +89,7 @@ func connectOnce(to netip.AddrPort) error {
 // window is the number of requests in flight.
 const window = 32
 
-func udpReplies(to netip.AddrPort) (pace, error) {
+func udpReplies(lasting time.Duration, to netip.AddrPort) (pace, error) {
 	fd, err := dial(unix.SOCK_DGRAM, to)
 	if err != nil {
 		return pace{}, err
@@ -100,7 +100,7 @@ func udpReplies(to netip.AddrPort) (pace, error) {
 			return pace{}, errors.Join(fmt.Errorf("send: %w", err), unix.Close(fd))
 		}
 	}
-	p, err := repeat(func() error {
+	p, err := repeat(lasting, func() error {
 		if _, err := traffic.Read(fd, b[:]); err != nil {
 			return fmt.Errorf("receive: %w", err)
 		}
@@ -110,11 +110,8 @@ func udpReplies(to netip.AddrPort) (pace, error) {
 	return p, errors.Join(err, unix.Close(fd))
 }
 
-// serve answers in a namespace until stop is called.
-func serve(ns *netlab.Namespace) (stop func() error, err error) {
-	if err := ns.Own(serverOf); err != nil {
-		return nil, err
-	}
+// serve answers at an address of a namespace until stop is called.
+func serve(ns *netlab.Namespace, at netip.Addr) (stop func() error, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
 	for _, loop := range []struct {
@@ -126,7 +123,7 @@ func serve(ns *netlab.Namespace) (stop func() error, err error) {
 			if fd, err = traffic.Socket(loop.kind, nap); err != nil {
 				return err
 			}
-			return unix.Bind(fd, &unix.SockaddrInet4{Addr: serverOf.As4(), Port: served})
+			return unix.Bind(fd, &unix.SockaddrInet4{Addr: at.As4(), Port: served})
 		}); err != nil {
 			cancel()
 			return nil, fmt.Errorf("listen: %w", err)

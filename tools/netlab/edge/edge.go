@@ -1,4 +1,4 @@
-// Package edge builds the edge of a cluster from network namespaces: a client, a router, and two or three gateways on one
+// Package edge builds the edge of a cluster from network namespaces: a client, a router, and two to four gateways on one
 // switch, so that the router does not notice when a gateway's cable is cut. Gateways can answer at VIPs; a probe counts what
 // a client sees.
 package edge
@@ -18,10 +18,11 @@ import (
 // Addresses; each device has one of both families.
 var (
 	Router   = [2]netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("fd99::1")} // on the side of the gateways
-	Gateways = [3][2]netip.Addr{
+	Gateways = [4][2]netip.Addr{
 		{netip.MustParseAddr("10.99.0.11"), netip.MustParseAddr("fd99::11")},
 		{netip.MustParseAddr("10.99.0.12"), netip.MustParseAddr("fd99::12")},
 		{netip.MustParseAddr("10.99.0.13"), netip.MustParseAddr("fd99::13")},
+		{netip.MustParseAddr("10.99.0.14"), netip.MustParseAddr("fd99::14")},
 	}
 	// Device is the gateways' device towards the router.
 	Device = "eth0"
@@ -42,7 +43,7 @@ type Lab struct {
 // New builds an edge with two gateways, without announcements.
 func New() (*Lab, error) { return NewWith(2) }
 
-// NewWith builds an edge with up to three gateways, without announcements.
+// NewWith builds an edge with up to four gateways, without announcements.
 func NewWith(gateways int) (*Lab, error) {
 	l := &Lab{Gateways: make([]*netlab.Namespace, gateways)}
 	all := []**netlab.Namespace{&l.Client, &l.Router}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -202,6 +203,22 @@ func (r Result) From(gateway int, after time.Time) time.Time {
 		}
 	}
 	return time.Time{}
+}
+
+// Silence returns the longest time between two answers, from a moment on.
+func (r Result) Silence(from time.Time) (longest time.Duration) {
+	var at []time.Time
+	for _, a := range r.answers {
+		if a.At.After(from) {
+			at = append(at, a.At)
+		}
+	}
+	slices.SortFunc(at, time.Time.Compare)
+	for _, a := range at {
+		longest = max(longest, a.Sub(from))
+		from = a
+	}
+	return longest
 }
 
 func (r Result) String() string {
