@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 	"github.com/isthmus-net/isthmus/tools/await"
 	"github.com/isthmus-net/isthmus/tools/conformance"
+	"github.com/isthmus-net/isthmus/tools/documents"
 )
 
 // kubeconfig writes a kubeconfig with an administrator's context for each server, and returns its path.
@@ -60,21 +60,21 @@ func TestFormedByHand(t *testing.T) {
 		}
 		w.furnish(id)
 	}
-	text, err := os.ReadFile("../../docs/federation-by-hand.md")
+	page, err := documents.Read("../../docs/federation-by-hand.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	config, assets := kubeconfig(t), os.Getenv("KUBEBUILDER_ASSETS")
-	blocks := regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(text), -1)
-	if len(blocks) != 5 {
-		t.Fatalf("the page has %d blocks of commands", len(blocks))
+	page = slices.DeleteFunc(page, func(b documents.Block) bool { return b.Language != "sh" })
+	if len(page) != 5 {
+		t.Fatalf("the page has %d blocks of commands", len(page))
 	}
-	for _, block := range blocks {
-		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", block[1])
+	for _, block := range page {
+		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", block.Text)
 		cmd.Dir = "../.."
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+config, "PATH="+assets+":"+os.Getenv("PATH"))
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s\n%s", err, block[1], out)
+			t.Fatalf("%v\n%s\n%s", err, block.Text, out)
 		}
 	}
 	for _, id := range ids[:2] {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -177,7 +178,29 @@ func (c cell) run(t *testing.T) {
 			t.Errorf("an open connection is broken: %v", b)
 		}
 	}
+	if t.Failed() {
+		g.logICMP()
+	}
 	t.Logf("%d short connections, %d failed; %d open ones, %d broken; %d lost with the gateway that died", all, len(failed), open.Count(), broken, lost)
+}
+
+// logICMP logs which machines have sent ICMP errors that say that a destination is unreachable, over IPv6.
+func (g *group) logICMP() {
+	machines := map[string]*netlab.Namespace{"router": g.Router, "servers": g.servers}
+	for i, ns := range g.Gateways {
+		machines[name(i)] = ns
+	}
+	for machine, ns := range machines {
+		_ = ns.Do(func() error {
+			text, err := os.ReadFile("/proc/thread-self/net/snmp6")
+			for line := range strings.Lines(string(text)) {
+				if strings.HasPrefix(line, "Icmp6OutDestUnreachs") || strings.HasPrefix(line, "Ip6InNoRoutes") || strings.HasPrefix(line, "Ip6OutNoRoutes") {
+					g.t.Logf("%s: %s", machine, strings.Join(strings.Fields(line), " "))
+				}
+			}
+			return err
+		})
+	}
 }
 
 // failure is a short connection that failed.

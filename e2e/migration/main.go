@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/documents"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -57,7 +58,7 @@ type migration struct {
 	*testbed.Testbed
 
 	dir       string // where the document's commands run
-	doc       document
+	doc       []documents.Block
 	questions []*question
 }
 
@@ -111,7 +112,7 @@ func (m *migration) prepare() (err error) {
 			return err
 		}
 	}
-	m.doc, err = readDocument(filepath.Join(m.Root(), "docs", "migration-lighthouse.md"))
+	m.doc, err = documents.Read(filepath.Join(m.Root(), "docs", "migration-lighthouse.md"))
 	return err
 }
 
@@ -168,7 +169,7 @@ type step struct {
 
 // blocks returns the commands of a step.
 func (m *migration) blocks(s step) ([]string, error) {
-	all := m.doc[s.section]
+	all := documents.Commands(m.doc, s.section)
 	last := s.last
 	if last <= 0 {
 		last += len(all)

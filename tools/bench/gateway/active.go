@@ -119,30 +119,10 @@ func (a *actives) compare(ctx context.Context, p *programs, balancer desired.Bal
 	if err := g.serveActive(ctx, all); err != nil {
 		return err
 	}
-	efforts := make([]effort, len(all))
-	var forwards [2]time.Duration // CPU time of a datagram and its answer: forwarded by one gateway, by two
-	var paces [2][]float64
-	for turn := range longTurns {
-		for i := range all {
-			n := (i + turn) % len(all) // another VIP is first in each turn
-			e, err := g.effort(netip.AddrPortFrom(all[n].vip, served))
-			if err != nil {
-				return fmt.Errorf("%s, %s: %w", all[n].way, all[n].vip, err)
-			}
-			efforts[n].add(e)
-		}
-		for i, to := range []netip.Addr{onceForwarded, twiceForwarded} {
-			var n pace
-			if err := g.Client.Do(func() (err error) { n, err = udpReplies(longPhase, netip.AddrPortFrom(to, served)); return err }); err != nil {
-				return fmt.Errorf("forward to %s: %w", to, err)
-			}
-			paces[i] = append(paces[i], n.perSecond)
-		}
+	efforts, forward, err := g.connectInTurns(all)
+	if err != nil {
+		return err
 	}
-	for i := range forwards {
-		forwards[i] = time.Duration(float64(time.Second) / metric.Median(paces[i]))
-	}
-	forward := forwards[1] - forwards[0]
 	for i := range all {
 		a.all += efforts[i].connections + efforts[i].lost
 		a.lost += efforts[i].lost
@@ -161,6 +141,31 @@ func (a *actives) compare(ctx context.Context, p *programs, balancer desired.Bal
 		say("%s: %s with two gateways, %s with one; a forward takes %s", all[i].way, two, one, forward)
 	}
 	return nil
+}
+
+// connectInTurns connects to all VIPs, and returns what that took of each, and the CPU time of a bare forward.
+func (g *group) connectInTurns(all []activeVIP) (efforts []effort, forward time.Duration, err error) {
+	efforts = make([]effort, len(all))
+	var paces [2][]float64 // of datagrams with their answers, through one gateway and through two
+	for turn := range longTurns {
+		for i := range all {
+			n := (i + turn) % len(all) // another VIP is first in each turn
+			e, err := g.effort(netip.AddrPortFrom(all[n].vip, served))
+			if err != nil {
+				return nil, 0, fmt.Errorf("%s, %s: %w", all[n].way, all[n].vip, err)
+			}
+			efforts[n].add(e)
+		}
+		for i, to := range []netip.Addr{onceForwarded, twiceForwarded} {
+			var n pace
+			if err := g.Client.Do(func() (err error) { n, err = udpReplies(longPhase, netip.AddrPortFrom(to, served)); return err }); err != nil {
+				return nil, 0, fmt.Errorf("forward to %s: %w", to, err)
+			}
+			paces[i] = append(paces[i], n.perSecond)
+		}
+	}
+	took := func(n int) time.Duration { return time.Duration(float64(time.Second) / metric.Median(paces[n])) }
+	return efforts, took(1) - took(0), nil
 }
 
 // serveActive configures the gateways, the router and the servers, and returns when both gateways serve.
@@ -354,30 +359,9 @@ func (a *actives) oneOfFour(ctx context.Context, p *programs, balancer desired.B
 	if err := errors.Join(g.reconfigureAll(ctx, vips), g.awaitPaths(ctx, len(g.agents))); err != nil {
 		return err
 	}
-	c, err := traffic.NewConnections(ctx, g.Client, g.servers, served)
+	c, stopAsking, err := g.openAndAsk(ctx, vips)
 	if err != nil {
 		return err
-	}
-	g.undo = append(g.undo, c.Close)
-	var probes []*edge.Probe
-	results := make([]edge.Result, len(vips)*probesOfFour)
-	stopAsking := sync.OnceFunc(func() {
-		for i, p := range probes {
-			results[i] = p.Stop()
-		}
-	})
-	defer stopAsking()
-	for _, v := range vips {
-		if err := c.Open(ctx, string(v.Return), netip.AddrPortFrom(v.Addr, served), openOfFour); err != nil {
-			return fmt.Errorf("%s: %w", v.Return, err)
-		}
-		for range probesOfFour {
-			p, err := g.Probe(v.Addr)
-			if err != nil {
-				return err
-			}
-			probes = append(probes, p)
-		}
 	}
 	if err := pauseFor(ctx, 2*resting); err != nil {
 		return err
@@ -387,7 +371,7 @@ func (a *actives) oneOfFour(ctx context.Context, p *programs, balancer desired.B
 		return err
 	}
 	broken := c.Broken(time.Now())
-	stopAsking()
+	results := stopAsking()
 	a.opened += c.Count()
 	for _, b := range broken {
 		if b.Name == string(desired.Masquerade) && b.Source.Addr() == edge.Gateways[0][0] {
@@ -407,6 +391,35 @@ func (a *actives) oneOfFour(ctx context.Context, p *programs, balancer desired.B
 	}
 	say("one of four dies: %d of %d clients by UDP notice it, %d of %d connections are broken", outages, len(results), len(broken), c.Count())
 	return nil
+}
+
+// openAndAsk opens connections to each VIP, and lets clients ask by UDP until stop is called.
+func (g *group) openAndAsk(ctx context.Context, vips []desired.VIP) (c *traffic.Connections, stop func() []edge.Result, err error) {
+	if c, err = traffic.NewConnections(ctx, g.Client, g.servers, served); err != nil {
+		return nil, nil, err
+	}
+	g.undo = append(g.undo, c.Close)
+	var probes []*edge.Probe
+	stop = sync.OnceValue(func() (results []edge.Result) {
+		for _, p := range probes {
+			results = append(results, p.Stop())
+		}
+		return results
+	})
+	g.undo = append(g.undo, func() error { stop(); return nil })
+	for _, v := range vips {
+		if err := c.Open(ctx, string(v.Return), netip.AddrPortFrom(v.Addr, served), openOfFour); err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", v.Return, err)
+		}
+		for range probesOfFour {
+			p, err := g.Probe(v.Addr)
+			if err != nil {
+				return nil, nil, err
+			}
+			probes = append(probes, p)
+		}
+	}
+	return c, stop, nil
 }
 
 // activeRows returns the costs and losses of gateways that serve at once.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -17,16 +18,18 @@ const (
 	changeCount = 60
 	// alive is the gateway that is changed.
 	alive = 1
+	// most is the number of VIPs of a first state, each with serverCount backends.
+	most = 5000
 )
 
-// manyVIPs returns the VIPs of a gateway during changes.
-func manyVIPs() []desired.VIP {
+// manyVIPs returns so many VIPs.
+func manyVIPs(count int) []desired.VIP {
 	var numbers []int
 	for n := range serverCount {
 		numbers = append(numbers, n)
 	}
 	all := vips(numbers...)
-	for a := fillerVIPs; len(all) < many; a = a.Next() {
+	for a := fillerVIPs; len(all) < count; a = a.Next() {
 		all = append(all, desired.VIP{Addr: a, Announce: desired.ByBGP, Return: desired.SNAT, Frontends: frontend(numbers...)})
 	}
 	slices.SortFunc(all, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
@@ -36,7 +39,7 @@ func manyVIPs() []desired.VIP {
 // changes applies many VIPs to the surviving gateway, and then changes a backend of one VIP again and again. It returns
 // the times from a state to the gateway's answer, sorted.
 func (g *group) changes(ctx context.Context) (took []time.Duration, err error) {
-	all := manyVIPs()
+	all := manyVIPs(many)
 	if _, err := g.reconfigure(ctx, alive, all); err != nil {
 		return nil, err
 	}
@@ -54,6 +57,21 @@ func (g *group) changes(ctx context.Context) (took []time.Duration, err error) {
 	return took, nil
 }
 
+// firstLoad starts gateways, and gives one its first state with most VIPs. It returns the time from the state to the gateway's answer, and
+// the memory of the agent afterwards, in MiB.
+func firstLoad(ctx context.Context, p *programs, balancer desired.Balancer) (took time.Duration, memory float64, err error) {
+	g, err := newGroup(ctx, p, balancer, pair)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+	if took, err = g.reconfigure(ctx, alive, manyVIPs(most)); err != nil {
+		return 0, 0, err
+	}
+	resident, err := g.agents[alive].Memory()
+	return took, float64(resident) / (1 << 20), err
+}
+
 // changeRows returns the times of changes, and the memory of an agent with many VIPs.
 func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 	const bar = 50
@@ -68,6 +86,11 @@ func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 			},
 			metric.Metric{Name: "the same, 99th percentile", Value: ms(took[len(took)*99/100]), Unit: "ms", Better: metric.Lower},
 			metric.Metric{Name: "the same, memory of the agent afterwards", Value: metric.Median(seen[b.kind].memory), Unit: "MiB", Better: metric.Lower},
+			metric.Metric{
+				Name:  fmt.Sprintf("%s: first state with %d VIPs with %d backends each, applied over HTTPS with mutual TLS", b.name, most, serverCount),
+				Value: metric.Median(seen[b.kind].loads), Unit: "s", Better: metric.Lower,
+			},
+			metric.Metric{Name: "the same, memory of the agent afterwards", Value: metric.Median(seen[b.kind].loaded), Unit: "MiB", Better: metric.Lower},
 		)
 	}
 	return rows

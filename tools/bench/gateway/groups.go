@@ -20,6 +20,8 @@ type whole struct {
 	opened  int            // per return path
 	changes []time.Duration
 	memory  []float64 // of the changed agent, in MiB
+	loads   []float64 // times until a first state with many VIPs was applied, in seconds
+	loaded  []float64 // memory of the agent with it, in MiB
 }
 
 // groups kills gateways and changes their states, with each balancer.
@@ -29,7 +31,16 @@ func groups(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metri
 		seen[b.kind] = &whole{broken: map[string]int{}}
 	}
 	if err := eachBalancer(ctx, rounds, progress, func(p *programs, kind desired.Balancer, say func(string, ...any)) error {
-		return once(ctx, p, kind, seen[kind], say)
+		if err := once(ctx, p, kind, seen[kind], say); err != nil {
+			return err
+		}
+		took, memory, err := firstLoad(ctx, p, kind)
+		if err != nil {
+			return fmt.Errorf("first state: %w", err)
+		}
+		seen[kind].loads, seen[kind].loaded = append(seen[kind].loads, took.Seconds()), append(seen[kind].loaded, memory)
+		say("first state: %s, %.0f MiB", took, memory)
+		return nil
 	}); err != nil {
 		return nil, err
 	}

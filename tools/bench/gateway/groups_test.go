@@ -16,7 +16,7 @@ func TestGroupRows(t *testing.T) {
 	seen := func(broken int, change time.Duration) map[desired.Balancer]*whole {
 		all := map[desired.Balancer]*whole{}
 		for _, b := range balancers {
-			w := &whole{broken: map[string]int{}, opened: 1000, changes: []time.Duration{change, change, change}, memory: []float64{30}}
+			w := &whole{broken: map[string]int{}, opened: 1000, changes: []time.Duration{change, change, change}, memory: []float64{30}, loads: []float64{1}, loaded: []float64{30}}
 			for _, way := range ways {
 				w.broken[way.name] = broken
 			}
@@ -42,8 +42,8 @@ func TestGroupRows(t *testing.T) {
 	}{
 		"none broken":   {deathRows(seen(0, 0)), 4, true},
 		"one broken":    {deathRows(seen(1, 0)), 4, false},
-		"quick changes": {changeRows(seen(0, 50*ms)), 6, true},
-		"slow changes":  {changeRows(seen(0, 51*ms)), 6, false},
+		"quick changes": {changeRows(seen(0, 50*ms)), 10, true},
+		"slow changes":  {changeRows(seen(0, 51*ms)), 10, false},
 		"active":        {activeRows(active(0.95, 0, 300*ms, 0)), 14, true},
 		"an answer":     {serviceRows([]time.Duration{5 * time.Second}), 2, true},
 		"a late answer": {serviceRows([]time.Duration{5001 * ms}), 2, false},
@@ -76,7 +76,7 @@ func TestActiveRowsMissed(t *testing.T) {
 // The changed state has as many VIPs as its row says, and is valid.
 func TestManyVIPs(t *testing.T) {
 	t.Parallel()
-	s := desired.State{Cluster: "bench", Group: "bench", Balancer: desired.EBPF, VIPs: manyVIPs(), BGP: speaker(0)}
+	s := desired.State{Cluster: "bench", Group: "bench", Balancer: desired.EBPF, VIPs: manyVIPs(many), BGP: speaker(0)}
 	if faults := s.Validate(); len(faults) > 0 || len(s.VIPs) != many || len(s.VIPs[0].Frontends[0].Backends) != serverCount {
 		t.Errorf("%d VIPs, %v", len(s.VIPs), faults)
 	}

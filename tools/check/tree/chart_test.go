@@ -699,24 +699,3 @@ func TestChartNodeCertificates(t *testing.T) {
 		t.Errorf("the controller renews a Secret that gateways do not use: %v", args)
 	}
 }
-
-// The chart accepts the values of docs/gateway-install.md.
-func TestChartTakesInstallDocs(t *testing.T) {
-	t.Parallel()
-	page, err := os.ReadFile(filepath.Join(root, "docs/gateway-install.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, values, _ := strings.Cut(string(page), "# values.yaml\n")
-	values, _, _ = strings.Cut(values, "```")
-	path := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(path, []byte(values), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	objects := render(t, "--values", path, "--set", "gateway.enabled=true,gateway.cluster=east")
-	for _, o := range []string{"Deployment isthmus-gateway-controller", "DaemonSet isthmus-gateway"} {
-		if _, ok := objects[o]; !ok {
-			t.Errorf("there is no %s", o)
-		}
-	}
-}

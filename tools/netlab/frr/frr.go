@@ -112,6 +112,9 @@ func folder(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
+// Sockets is the folder of vtysh's sockets (its --vty_socket).
+func (r *Router) Sockets() string { return r.dir }
+
 // Close stops the daemons.
 func (r *Router) Close() error {
 	var errs []error
