@@ -53,6 +53,9 @@ func operatorsTour(t *testing.T, e *gateways.Edge, dir string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("controller:\n%s\ngateways:\n%s\n%s", g.Controller.Log(), g.Agents[0].Log(), g.Agents[1].Log())
+		}
 		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
@@ -195,7 +198,8 @@ func (a *asking) awaitPods(t *testing.T, name string, replicas int) {
 		heard := a.since(began)
 		for pod := range strings.FieldsSeq(said) {
 			if !slices.ContainsFunc(heard, func(r answer) bool { return r.pod == pod }) {
-				return fmt.Errorf("pod %s does not answer", pod)
+				failed := a.failedSince(began)
+				return fmt.Errorf("pod %s does not answer; of %d requests %d failed, last %v", pod, len(heard), len(failed), failed[max(0, len(failed)-1):])
 			}
 		}
 		return nil

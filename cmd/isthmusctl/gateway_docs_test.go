@@ -102,7 +102,7 @@ func (a *administration) yaml(page, heading string) string {
 
 func (a *administration) write(name, text string) {
 	a.t.Helper()
-	if err := os.WriteFile(filepath.Join(a.dir, name), []byte(text), 0o700); err != nil { //nolint:gosec // some are programs
+	if err := os.WriteFile(filepath.Join(a.dir, name), []byte(text), 0o700); err != nil {
 		a.t.Fatal(err)
 	}
 }

@@ -61,7 +61,7 @@ func (m *machine) program(name, text string) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		m.t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "FOLDER", m.folder)), 0o700); err != nil { //nolint:gosec // it is a program
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "FOLDER", m.folder)), 0o700); err != nil {
 		m.t.Fatal(err)
 	}
 }

@@ -8,6 +8,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -25,9 +26,13 @@ func main() {
 		fmt.Fprint(os.Stderr, "usage: hugepages COMMAND [ARGUMENT ...]\nexample: go run ./tools/hugepages go build ./...\n")
 		os.Exit(2)
 	}
-	cmd := exec.Command(os.Args[1], os.Args[2:]...)
+	// A terminal's interrupt also reaches the command, which ends by it.
+	signal.Notify(make(chan os.Signal, 1), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	cmd := exec.CommandContext(ctx, os.Args[1], os.Args[2:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err := run(setting, cmd)
+	stop()
 	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) && failed.Exited() {
 		os.Exit(failed.ExitCode())
 	}
@@ -38,32 +43,14 @@ func main() {
 }
 
 // run runs cmd with the setting of a file at "always", and then writes the former value. Nothing is written if that was the value, or
-// if the file cannot be written.
-func run(file string, cmd *exec.Cmd) error {
-	// A terminal's interrupt also reaches cmd, which ends by it; the setting is restored then.
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	defer signal.Stop(signals)
-
+// if the file cannot be written. When the context of cmd is done, cmd gets SIGTERM.
+func run(file string, cmd *exec.Cmd) (err error) {
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	before := chosen(file)
 	if before != "" && before != "always" && os.WriteFile(file, []byte("always"), 0o644) == nil {
-		defer os.WriteFile(file, []byte(before), 0o644)
+		defer func() { err = errors.Join(err, os.WriteFile(file, []byte(before), 0o644)) }()
 	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	for {
-		select {
-		case err := <-ended:
-			return err
-		case s := <-signals:
-			if s == syscall.SIGTERM {
-				cmd.Process.Signal(s)
-			}
-		}
-	}
+	return cmd.Run()
 }
 
 var brackets = regexp.MustCompile(`\[(\w+)\]`)

@@ -1,11 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 
 	"github.com/isthmus-net/isthmus/tools/await"
@@ -30,7 +30,7 @@ func TestRun(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			cmd := exec.Command("sh", "-c", c.script)
+			cmd := exec.CommandContext(t.Context(), "sh", "-c", c.script)
 			cmd.Env = append(os.Environ(), "FILE="+file)
 			output := filepath.Join(t.TempDir(), "output")
 			stdout, err := os.Create(output)
@@ -56,20 +56,24 @@ func TestRun(t *testing.T) {
 
 // SIGTERM ends the command, and the setting is restored.
 func TestTerminated(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "enabled")
 	if err := os.WriteFile(file, []byte("always [madvise] never"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("sleep", "60")
+	ctx, stop := context.WithCancel(t.Context())
+	started := filepath.Join(t.TempDir(), "started")
+	cmd := exec.CommandContext(ctx, "sh", "-c", "touch "+started+"; exec sleep 60")
 	ended := make(chan error, 1)
 	go func() { ended <- run(file, cmd) }()
-	await.True(t, "the setting is changed", func() bool {
-		text, err := os.ReadFile(file)
-		return err == nil && string(text) == "always"
+	await.NoError(t, "the command runs", func() error {
+		_, err := os.Stat(started)
+		return err
 	})
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
+	if during, err := os.ReadFile(file); string(during) != "always" {
+		t.Errorf("while the command ran: %q, %v", during, err)
 	}
+	stop()
 	if err := <-ended; err == nil || err.Error() != "signal: terminated" {
 		t.Errorf("ended with %v", err)
 	}
@@ -85,7 +89,7 @@ func TestNoCommand(t *testing.T) {
 	if err := os.WriteFile(file, []byte("always [madvise] never"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(file, exec.Command("/nowhere/command")); !errors.Is(err, os.ErrNotExist) {
+	if err := run(file, exec.CommandContext(t.Context(), "/nowhere/command")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
 	if after, err := os.ReadFile(file); string(after) != "madvise" {
