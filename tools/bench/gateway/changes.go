@@ -30,7 +30,9 @@ func manyVIPs(count int) []desired.VIP {
 	}
 	all := vips(numbers...)
 	for a := fillerVIPs; len(all) < count; a = a.Next() {
-		all = append(all, desired.VIP{Addr: a, Announce: desired.ByBGP, Return: desired.SNAT, Frontends: frontend(numbers...)})
+		own := frontend(numbers...)
+		own[0].Service = fmt.Sprint("bench/web-", len(all)) // a Service that is refused costs only itself
+		all = append(all, desired.VIP{Addr: a, Announce: desired.ByBGP, Return: desired.SNAT, Frontends: own})
 	}
 	slices.SortFunc(all, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
 	return all

@@ -243,7 +243,11 @@ func (g *group) apply(ctx context.Context, i int, vips []desired.VIP, cordoned b
 	if err := g.controller[i].Ask(ctx, http.MethodPost, "/v1/reconfigure", request.JSON(), &answer); err != nil {
 		return 0, err
 	}
-	return time.Since(begin), nil
+	took := time.Since(begin)
+	if len(answer.Refused) > 0 {
+		return 0, fmt.Errorf("%s refuses %d Services: %v", gatewayName(i), len(answer.Refused), answer.Refused[0])
+	}
+	return took, nil
 }
 
 // reconfigureAll applies VIPs to all gateways.
