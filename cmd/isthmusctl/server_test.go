@@ -122,6 +122,11 @@ func startServer(script *testscript.Env) error {
 			script.T().Fatal(err)
 		}
 	})
+	return writeKubeconfig(cfg, filepath.Join(script.WorkDir, "admin"))
+}
+
+// writeKubeconfig writes a kubeconfig for a server, with the contexts admin, which is the current one, and nobody.
+func writeKubeconfig(cfg *rest.Config, path string) error {
 	return clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: cfg.Host, CertificateAuthorityData: cfg.CAData}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{
@@ -132,7 +137,7 @@ func startServer(script *testscript.Env) error {
 			"admin": {Cluster: "c", AuthInfo: "admin"}, "nobody": {Cluster: "c", AuthInfo: "nobody"},
 		},
 		CurrentContext: "admin",
-	}, filepath.Join(script.WorkDir, "admin"))
+	}, path)
 }
 
 // awaitServiceCIDR waits for what an API server makes soon after its start.

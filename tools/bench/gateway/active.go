@@ -31,6 +31,9 @@ const (
 	wayBackAlone, forwarded = 101, 102
 )
 
+// returns are all return paths.
+var returns = []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade}
+
 // activeVIP is a VIP that one gateway has alone, or both.
 type activeVIP struct {
 	way    desired.Return
@@ -43,7 +46,7 @@ type activeVIP struct {
 func activeVIPs() (all []activeVIP) {
 	at := keptVIP
 	for _, alone := range []bool{false, true} {
-		for _, way := range []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade} {
+		for _, way := range returns {
 			all = append(all, activeVIP{way: way, alone: alone, vip: at, server: serverAddr(len(all))})
 			at = at.Next()
 		}
@@ -326,7 +329,7 @@ const (
 
 // fourVIPs are VIPs with servers of their own.
 func fourVIPs() (all []desired.VIP) {
-	for i, way := range []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade} {
+	for i, way := range returns {
 		vip := desired.VIP{Addr: netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i)}), Announce: desired.ByBGP, Return: way}
 		for _, at := range []struct {
 			protocol string
@@ -427,7 +430,7 @@ func activeRows(seen map[desired.Balancer]*actives) (rows []metric.Metric) {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	for _, b := range balancers {
 		s := seen[b.kind]
-		for _, way := range []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade} {
+		for _, way := range returns {
 			name := fmt.Sprintf("%s: new connections per CPU second with two active gateways / with one, return: %s", b.name, way)
 			if way == desired.SNAT {
 				name += fmt.Sprintf(", less one bare forward for each of %.1f packets", metric.Median(s.handed))

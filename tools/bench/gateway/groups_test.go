@@ -28,7 +28,7 @@ func TestGroupRows(t *testing.T) {
 		all := map[desired.Balancer]*actives{}
 		for _, b := range balancers {
 			a := &actives{ratios: map[desired.Return][]float64{}, handed: []float64{2}, agents: []float64{1}, all: 1000, lost: lost, outages: []time.Duration{outage}, opened: 100, perished: 20, broken: map[desired.Return]int{desired.SNAT: broken}}
-			for _, way := range []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade} {
+			for _, way := range returns {
 				a.ratios[way] = []float64{ratio}
 			}
 			all[b.kind] = a
