@@ -20,7 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// Path is the endpoint for flows. POST sends a JSON array of Flow; GET returns all flows of the gateway.
+// Path is the endpoint for flows. POST sends a JSON array of Flow, or a stream of them (streamType). GET returns all flows of the gateway.
 const Path = "/v1/flows"
 
 // instanceHeader carries a random id of the process. A new id tells a peer that the gateway restarted and may have lost
@@ -28,10 +28,10 @@ const Path = "/v1/flows"
 const instanceHeader = "Isthmus-Instance"
 
 const (
-	// batchInterval is the pause between two requests to a peer. A single flow is sent at once; those that follow within
+	// batchInterval is the pause between two arrays to a peer. A single flow is sent at once; those that follow within
 	// the pause go together. It is short, because a flow that no peer knows breaks when this gateway dies.
 	batchInterval = 5 * time.Millisecond
-	// maxBatch bounds the flows of one request, and maxBody its size in bytes.
+	// maxBatch bounds the flows of one array, and maxBody its size in bytes.
 	maxBatch = 4096
 	maxBody  = 4 << 20
 	// maxAnswer bounds the answer to GET in bytes, enough for maxQueued flows. syncTimeout bounds PullAll and PushAll.
@@ -42,8 +42,8 @@ const (
 	maxQueued = 1 << 18
 	// pendingTimeout is how long a flow waits for its VIP and backend. By then it is sent again, or has ended.
 	pendingTimeout = 2 * time.Minute
-	// requestTimeout bounds a request, and retryInterval is the pause after a failed one. reachInterval is the pause
-	// before PullAll asks a peer again that could not be reached.
+	// requestTimeout is how long an array waits for its acknowledgement, and retryInterval is the pause after a failed
+	// stream. reachInterval is the pause before PullAll asks a peer again that could not be reached.
 	requestTimeout = 5 * time.Second
 	retryInterval  = time.Second
 	reachInterval  = 50 * time.Millisecond
@@ -112,7 +112,7 @@ func (x *Exchange) SetPeers(peers []desired.PeerGateway) {
 		p := newPeer(id, x.instance, transport)
 		p.noteInstance = func(instance string) { x.onPeerInstance(p, instance) }
 		ctx, stop := context.WithCancel(context.Background())
-		p.stop = func() {
+		p.ctx, p.stop = ctx, func() {
 			stop()
 			transport.CloseIdleConnections()
 		}
@@ -179,8 +179,7 @@ func (x *Exchange) PushAll(ctx context.Context) {
 	x.mu.Unlock()
 	forEach(ctx, peers, func(ctx context.Context, p *peer) {
 		for some := range slices.Chunk(all, maxBatch) {
-			err := p.send(ctx, some)
-			p.countSent(len(some), err)
+			_, err := p.send(ctx, some)
 			if err != nil {
 				x.log.Warn("a peer does not receive all flows", "gateway", p.Name, "err", err)
 				return
@@ -236,9 +235,9 @@ func (x *Exchange) exportUntil(ctx context.Context, changed <-chan struct{}) err
 	return err
 }
 
-// read decodes the flows of a body that a peer sent. The error names the first invalid one.
-func read(body io.Reader, from string) (some []Flow, err error) {
-	if err := json.NewDecoder(body).Decode(&some); err != nil {
+// read decodes the next array of flows that a peer sent. The error names the first invalid one.
+func read(arrays *json.Decoder, from string) (some []Flow, err error) {
+	if err := arrays.Decode(&some); err != nil {
 		return nil, fmt.Errorf("read flows: %w", err)
 	}
 	for i := range some {
@@ -269,16 +268,23 @@ func (x *Exchange) writeAll(w io.Writer) error {
 // the peers.
 func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	refuse := func(code int, format string, args ...any) {
-		x.mu.Lock()
-		x.refused++
-		x.mu.Unlock()
+		x.countRefused()
 		http.Error(w, fmt.Sprintf(format, args...), code)
+	}
+	isStream := r.Header.Get("Content-Type") == streamType
+	if isStream {
+		// Otherwise HTTP/1.1 sends no answer before the end of the body, not even a refusal.
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			refuse(http.StatusInternalServerError, "%v", err)
+			return
+		}
 	}
 	from, err := x.authenticate(r.TLS)
 	if err != nil {
 		refuse(http.StatusForbidden, "%v", err)
 		return
 	}
+	w.Header().Set("Accept-Post", streamType)
 	switch r.Method {
 	case http.MethodPost:
 	case http.MethodGet:
@@ -291,7 +297,13 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusMethodNotAllowed, "want POST with flows, or GET")
 		return
 	}
-	some, err := read(http.MaxBytesReader(w, r.Body, maxBody), from.Name)
+	w.Header().Set(instanceHeader, x.instance)
+	if isStream {
+		from.noteInstance(r.Header.Get(instanceHeader))
+		x.receive(w, r, from)
+		return
+	}
+	some, err := read(json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)), from.Name)
 	if err != nil {
 		refuse(http.StatusBadRequest, "%v", err)
 		return
@@ -303,7 +315,6 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	from.countReceived(len(some))
 	from.noteInstance(r.Header.Get(instanceHeader))
-	w.Header().Set(instanceHeader, x.instance)
 	w.WriteHeader(http.StatusNoContent)
 }
 

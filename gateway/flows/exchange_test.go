@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,6 +51,13 @@ func (f *fake) give(all ...Flow) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.has = append(f.has, all...)
+}
+
+// forget drops the flows that were imported.
+func (f *fake) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.heard = nil
 }
 
 // count returns how many flows were imported.
@@ -117,10 +125,18 @@ type gateway struct {
 	own      *certs.Source
 	server   *http.Server
 	at       string
+	timeout  time.Duration // see newImpatient
+	streams  atomic.Int32  // that it has received
 }
 
 // newGateways returns gateways with certificates of one authority.
-func newGateways(t *testing.T, names ...string) (all []*gateway) {
+func newGateways(t testing.TB, names ...string) (all []*gateway) {
+	t.Helper()
+	return newImpatient(t, 0, names...)
+}
+
+// newImpatient is newGateways with a timeout of the servers' requests and answers, unless it is 0.
+func newImpatient(t testing.TB, timeout time.Duration, names ...string) (all []*gateway) {
 	t.Helper()
 	authority, err := certs.NewAuthority("test", time.Now())
 	if err != nil {
@@ -142,7 +158,7 @@ func newGateways(t *testing.T, names ...string) (all []*gateway) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := &gateway{own: own, balancer: fake{opens: make(chan Flow)}, at: "127.0.0.1:0"}
+		g := &gateway{own: own, balancer: fake{opens: make(chan Flow)}, at: "127.0.0.1:0", timeout: timeout}
 		g.Exchange = New(&g.balancer, own, slog.New(slog.DiscardHandler))
 		g.listen(t)
 		g.self = desired.PeerGateway{URL: "https://" + g.at, Name: name}
@@ -163,18 +179,27 @@ func newGateways(t *testing.T, names ...string) (all []*gateway) {
 }
 
 // listen serves at the gateway's address.
-func (g *gateway) listen(t *testing.T) {
+func (g *gateway) listen(t testing.TB) {
 	t.Helper()
 	l, err := net.Listen("tcp", g.at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	g.at = l.Addr().String()
-	g.server = &http.Server{Handler: g.Exchange, TLSConfig: g.own.Server(), ReadHeaderTimeout: time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	g.server = &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Content-Type") == streamType {
+				g.streams.Add(1)
+			}
+			g.ServeHTTP(w, r)
+		}),
+		TLSConfig: g.own.Server(), ReadHeaderTimeout: time.Second, ReadTimeout: g.timeout, WriteTimeout: g.timeout,
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0),
+	}
 	go func() { _ = g.server.ServeTLS(l, "", "") }()
 }
 
-func await(t *testing.T, is func() bool, otherwise string) {
+func await(t testing.TB, is func() bool, otherwise string) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -197,11 +222,12 @@ func TestExchange(t *testing.T) {
 	g[0].balancer.opens <- flow(2)
 	await(t, func() bool { return g[1].balancer.knows(flow(2)) }, "new flows are not sent")
 
+	peer := func() PeerStats { return g[0].Stats().Peers[0] }
+	await(t, func() bool { return peer().Sent == 2 }, "flows are not acknowledged")
 	if err := g[1].server.Close(); err != nil {
 		t.Fatal(err)
 	}
 	g[0].balancer.opens <- flow(3)
-	peer := func() PeerStats { return g[0].Stats().Peers[0] }
 	await(t, func() bool { s := peer(); return s.Fault != "" && s.Queued == 1 && s.Failed > 0 }, "the statistics do not report that a gateway is unreachable")
 	g[1].listen(t)
 	await(t, func() bool { return g[1].balancer.knows(flow(3)) }, "flows that opened meanwhile are not sent")

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -23,7 +22,9 @@ import (
 // peer is another gateway of the group, with the flows that wait to be sent to it.
 type peer struct {
 	desired.PeerGateway
-	client       *http.Client
+	client       *http.Client // of single requests
+	streams      *http.Client
+	ctx          context.Context // ends when this is no peer any more
 	stop         context.CancelFunc
 	selfInstance string       // of this process
 	noteInstance func(string) // called with the instance of the peer
@@ -49,7 +50,8 @@ func (f *Flow) ends() ends { return ends{f.Protocol, f.Source, f.Backend} }
 
 func newPeer(id desired.PeerGateway, self string, transport http.RoundTripper) *peer {
 	return &peer{
-		PeerGateway: id, selfInstance: self, noteInstance: func(string) {}, client: &http.Client{Transport: transport, Timeout: requestTimeout},
+		PeerGateway: id, selfInstance: self, noteInstance: func(string) {},
+		client: &http.Client{Transport: transport, Timeout: requestTimeout}, streams: &http.Client{Transport: transport},
 		waits: signal.New(), returned: signal.New(), resent: map[ends]Flow{}, stats: PeerStats{Gateway: id.Name, URL: id.URL},
 	}
 }
@@ -74,11 +76,11 @@ func (p *peer) add(f Flow) {
 func (p *peer) queued() int { return len(p.opened) + len(p.resent) }
 
 // take removes and returns up to maxBatch queued flows.
-func (p *peer) take() (some []Flow) {
+func (p *peer) take() []Flow {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := min(len(p.opened), maxBatch)
-	some = append(some, p.opened[:n]...)
+	some := append([]Flow{}, p.opened[:n]...)
 	p.opened = slices.Delete(p.opened, 0, n)
 	for key, f := range p.resent {
 		if len(some) == maxBatch {
@@ -113,70 +115,94 @@ func (p *peer) takeBack(some []Flow) {
 	p.waits.Notify()
 }
 
-// sendLoop sends queued flows until ctx is done. The first request goes out at once, even without flows: it tells the
-// peer that this gateway has started, and the peer then sends its own flows.
+// sendLoop sends queued flows until ctx is done: some by a request, and then by streams as long as the peer receives them. The first request
+// goes out at once, even without flows: it tells the peer that this gateway has started, and the peer then sends its own flows.
 func (p *peer) sendLoop(ctx context.Context, log *slog.Logger) {
-	for silent, met := false, false; ; {
-		if met {
-			select {
-			case <-ctx.Done():
-				return
-			case <-p.waits.C():
-			}
-		}
+	for silent := false; ; {
 		some := p.take()
-		if len(some) == 0 && met {
-			continue
-		}
-		wait := batchInterval
-		err := p.send(ctx, some)
-		p.countSent(len(some), err)
-		if err != nil && ctx.Err() == nil {
+		streams, err := p.send(ctx, some)
+		if err != nil {
 			p.takeBack(some)
-			p.client.CloseIdleConnections() // a machine that died leaves them open
-			wait = retryInterval
-			if !silent {
-				log.Warn("a peer does not receive flows", "gateway", p.Name, "err", err)
+		} else if silent {
+			log.Info("a peer receives flows again", "gateway", p.Name)
+			silent = false
+		}
+		if err == nil && streams {
+			if err = p.stream(ctx); err != nil {
+				p.countSent(0, err)
 			}
 		}
-		if err == nil && silent {
-			log.Info("a peer receives flows again", "gateway", p.Name)
+		if err != nil && ctx.Err() == nil && !silent {
+			log.Warn("a peer does not receive flows", "gateway", p.Name, "err", err)
+			silent = true
 		}
-		silent, met = err != nil, met || err == nil
-		select {
-		case <-ctx.Done():
+		if !p.pause(ctx, streams, err) {
 			return
-		case <-p.returned.C():
-		case <-time.After(wait):
 		}
 	}
 }
 
-func (p *peer) send(ctx context.Context, some []Flow) error {
-	if some == nil {
-		some = []Flow{}
+// pause waits until a peer gets the next request, given the outcome of the last one. It reports false if ctx is done.
+func (p *peer) pause(ctx context.Context, streams bool, err error) bool {
+	var sleep <-chan time.Time
+	switch {
+	case err != nil:
+		p.client.CloseIdleConnections() // a machine that died leaves them open
+		sleep = time.After(retryInterval)
+	case !streams:
+		sleep = time.After(batchInterval)
+	default:
+		return ctx.Err() == nil
 	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-p.returned.C():
+	case <-sleep:
+	}
+	if err != nil {
+		return true
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-p.waits.C():
+		return true
+	}
+}
+
+// post returns a request that sends flows.
+func (p *peer) post(ctx context.Context, contentType string, body io.Reader) (*http.Request, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, p.URL+Path, body)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Content-Type", contentType)
+	request.Header.Set(instanceHeader, p.selfInstance)
+	return request, nil
+}
+
+// send sends flows by a request of their own, and returns when the peer has imported them. It reports whether the peer receives streams.
+func (p *peer) send(ctx context.Context, some []Flow) (streams bool, err error) {
+	defer func() { p.countSent(len(some), err) }()
 	body, err := json.Marshal(some)
 	if err != nil {
-		return err
+		return false, err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, p.URL+Path, bytes.NewReader(body))
+	request, err := p.post(ctx, "application/json", bytes.NewReader(body))
 	if err != nil {
-		return err
+		return false, err
 	}
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set(instanceHeader, p.selfInstance)
 	response, err := p.client.Do(request)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer response.Body.Close()
-	message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // a truncated message is good enough
 	if response.StatusCode != http.StatusNoContent {
-		return fmt.Errorf("%s: %s", response.Status, bytes.TrimSpace(message))
+		return false, refusal(response)
 	}
 	p.noteInstance(response.Header.Get(instanceHeader))
-	return nil
+	return response.Header.Get("Accept-Post") == streamType, nil
 }
 
 // pullReachable is pull, again and again until the network leads to the peer or ctx is done. An IPv6 address of this machine cannot be
@@ -209,5 +235,5 @@ func (p *peer) pull(ctx context.Context) ([]Flow, error) {
 	if response.StatusCode != http.StatusOK {
 		return nil, errors.New(response.Status)
 	}
-	return read(io.LimitReader(response.Body, maxAnswer), p.Name)
+	return read(json.NewDecoder(io.LimitReader(response.Body, maxAnswer)), p.Name)
 }

@@ -44,7 +44,14 @@ func (x *Exchange) Stats() Stats {
 	return s
 }
 
-// countSent counts a request with n flows.
+// countRefused counts a request, or a stream that ends early.
+func (x *Exchange) countRefused() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.refused++
+}
+
+// countSent counts n flows that the peer has accepted, or an attempt that failed.
 func (p *peer) countSent(n int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
