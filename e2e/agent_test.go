@@ -139,6 +139,16 @@ func TestAgentIsReplacedUnderLoad(t *testing.T) {
 	if err := bed.AnotherAgent(t.Context(), "next", map[string]string{file: changed}); err != nil {
 		t.Fatal(err)
 	}
+	image, err := bed.Kubectl(t.Context(), "a", "get", ds, "--namespace", testbed.Namespace, "--output", "jsonpath={.spec.template.spec.containers[0].image}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() { // else later tests, which upgrade the release, fail too
+			_, err := bed.Kubectl(context.Background(), "a", "set", "image", ds, "--namespace", testbed.Namespace, "agent="+image)
+			t.Logf("the agents' image is %s again: %v", image, err)
+		}
+	})
 	underLoad(t, paths(), func() {
 		if err := errors.Join(bed.KillAgent(t.Context(), "a", clientNode), bed.ReviveAgent(t.Context(), "a", clientNode)); err != nil {
 			t.Fatal(err)

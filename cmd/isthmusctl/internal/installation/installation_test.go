@@ -436,8 +436,19 @@ func TestUninstallWaitsForObjects(t *testing.T) {
 			timeout := 2 * time.Second
 			if tc.collected {
 				timeout = time.Minute
-				late := time.AfterFunc(2*time.Second, func() { collect(objects) })
-				defer late.Stop()
+				// Each object is marked when its turn comes, so the collector looks again and again.
+				collector := time.NewTicker(2 * time.Second)
+				defer collector.Stop()
+				go func() {
+					for {
+						select {
+						case <-collector.C:
+							collect(objects)
+						case <-t.Context().Done():
+							return
+						}
+					}
+				}()
 			}
 			_, err = i.Uninstall(t.Context(), timeout)
 			if said := fmt.Sprint(err); tc.collected != (err == nil) || !strings.Contains(said, tc.want) {
