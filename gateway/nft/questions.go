@@ -16,8 +16,8 @@ import (
 //     unknown afterwards goes on by the hash. A RST is not handed over: it may answer a packet that a peer has sent to the former client of
 //     a port, and would end the connection that has the port now.
 const (
-	// announcing is how long a connection may be announced after its first packet here.
-	announcing = 100 * time.Millisecond
+	// announcing is how long a connection may be announced after its first packet here. Agents of busy machines take more than 100 ms.
+	announcing = 300 * time.Millisecond
 	// unknownLifetime is how long a connection is remembered as one that nobody has announced.
 	unknownLifetime = 10 * time.Second
 	// maxUnknown bounds the remembered connections. Further ones go on by the hash.
