@@ -63,22 +63,27 @@ func TestChangesLeadToState(t *testing.T) {
 			s := states.Draw(t, "state")
 			c, _ := b.replaceVIPs(s.VIPs)
 			b.replaceGroup(groupElements(s), c)
-			most, writes := rapid.IntRange(1, 3000).Draw(t, "most"), 0
-			for i, part := range c.parts(most) {
+			most, writes, parts, ended := rapid.IntRange(1, 3000).Draw(t, "most"), 0, 0, false
+			for part, last := range c.parts(most) {
+				if ended {
+					t.Fatal("a part follows the last one")
+				}
+				ended = last
 				allowed := max(most, 2) // an element that is replaced
-				if i == 0 {
+				if parts == 0 {
 					for _, p := range []familySet{{sources, true}, {sources, false}} {
 						allowed = max(allowed, len(c.remove[p])+len(c.add[p]))
 					}
 				}
 				if size := part.size(); size > allowed {
-					t.Fatalf("part %d has %d writes, and may have %d", i, size, allowed)
+					t.Fatalf("part %d has %d writes, and may have %d", parts, size, allowed)
 				}
+				parts++
 				writes += part.size()
 				apply(t, have, part)
 			}
-			if writes != c.size() {
-				t.Fatalf("the parts have %d writes, want %d", writes, c.size())
+			if writes != c.size() || !ended {
+				t.Fatalf("the parts have %d writes, want %d; the last one is said to be: %t", writes, c.size(), ended)
 			}
 			fresh := newContents()
 			fresh.replaceVIPs(s.VIPs)

@@ -145,22 +145,23 @@ func (b *Balancer) write(c changes) error {
 	if err := b.addAffinityChains(s.rules, b.affinityChains, chains); err != nil {
 		return err
 	}
-	parts := c.parts(perTransaction)
-	for i, part := range parts {
+	transactions := uint32(0)
+	for part, last := range c.parts(perTransaction) {
 		if err := send(s.rules, part); err != nil {
 			return err
 		}
-		if i == len(parts)-1 {
+		if last {
 			removeAffinityChains(s.rules, b.affinityChains, chains)
 		}
 		if err := s.rules.Flush(); err != nil {
 			return fmt.Errorf("write table %s: %w", Table, err)
 		}
+		transactions++
 	}
 	b.affinityChains = chains
 	// Reading everything at the next call finds a write of another program in between.
 	b.generation = 0
-	if after, err := s.generation(); err == nil && after == now+uint32(len(parts)) {
+	if after, err := s.generation(); err == nil && after == now+transactions {
 		b.generation = after
 	}
 	return nil
