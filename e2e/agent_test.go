@@ -100,7 +100,7 @@ func underLoad(t *testing.T, clients map[string]client, change func()) {
 // agents changes the agents of a and waits until all of them are as they should be, with maps of an ABI and no others.
 func agents(t *testing.T, abi int, change ...string) {
 	t.Helper()
-	for _, args := range [][]string{change, {"rollout", "status", "daemonset/isthmus-agent", "--timeout", "4m"}} {
+	for _, args := range [][]string{change, {"rollout", "status", "daemonset/isthmus-agent", "--timeout", "10m"}} {
 		if _, err := bed.Kubectl(t.Context(), "a", append(args, "--namespace", testbed.Namespace)...); err != nil {
 			t.Fatal(err)
 		}

@@ -87,8 +87,9 @@ func counts() (lasting int, each int64) {
 }
 
 const (
-	// longest bounds a short connection, with time for retransmissions.
+	// longest bounds a short connection, with time for retransmissions. One that takes longer than slow has waited for one.
 	longest = 15 * time.Second
+	slow    = 900 * time.Millisecond
 	// announcing is how long a gateway may take to announce a connection to the others.
 	announcing = 50 * time.Millisecond
 )
@@ -160,6 +161,9 @@ func (c cell) run(t *testing.T) {
 	short.await(each)
 
 	all, failed := short.end()
+	for _, f := range short.slow {
+		t.Logf("a connection, %s after the death, took %s", f.begun.Sub(died), f.ended.Sub(f.begun))
+	}
 	lost := 0
 	for _, f := range failed {
 		if f.begun.Before(out) && f.ended.After(died) && (c.way == desired.Masquerade || f.begun.After(died.Add(-announcing))) {
@@ -203,10 +207,21 @@ func (g *group) logICMP() {
 	}
 }
 
-// failure is a short connection that failed.
+// failure is a short connection that failed, or was slow.
 type failure struct {
 	begun, ended time.Time
 	err          error
+}
+
+func (c *connecting) note(f failure) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case f.err != nil:
+		c.failed = append(c.failed, f)
+	case f.ended.Sub(f.begun) > slow:
+		c.slow = append(c.slow, f)
+	}
 }
 
 // connecting are clients of the VIP.
@@ -216,8 +231,8 @@ type connecting struct {
 	close   func() error
 	all     atomic.Int64
 
-	mu     sync.Mutex
-	failed []failure
+	mu           sync.Mutex
+	failed, slow []failure
 }
 
 // connect starts clients that connect all the time, and servers that echo.
@@ -236,11 +251,8 @@ func (g *group) connect() *connecting {
 		c.running.Go(func() {
 			for ctx.Err() == nil {
 				begun := time.Now()
-				if err := g.once(); err != nil {
-					c.mu.Lock()
-					c.failed = append(c.failed, failure{begun, time.Now(), err})
-					c.mu.Unlock()
-				}
+				err := g.once()
+				c.note(failure{begun, time.Now(), err})
 				c.all.Add(1)
 			}
 		})
@@ -266,8 +278,15 @@ func echo(l net.Listener) {
 // of a gateway's.
 func (g *group) once() error {
 	const replacing = time.Second
-	for begun := time.Now(); ; <-time.After(time.Millisecond) { // the router needs the CPU
-		if err := g.ask(); !errors.Is(err, unix.ENETUNREACH) || time.Since(begun) > replacing {
+	for unreachable := (time.Time{}); ; <-time.After(time.Millisecond) { // the router needs the CPU
+		err := g.ask()
+		if !errors.Is(err, unix.ENETUNREACH) {
+			return err
+		}
+		if unreachable.IsZero() {
+			unreachable = time.Now() // an earlier SYN may have got no answer
+		}
+		if time.Since(unreachable) > replacing {
 			return err
 		}
 	}
