@@ -33,7 +33,8 @@ const (
 )
 
 // Export sends all flows of this gateway that another one can continue, then each flow that opens, each flow of another
-// gateway whose client's packet that one has handed over, since it has lost the flow, and all flows again every two minutes. It returns when ctx is done or send fails. Only one Export may run at a time.
+// gateway whose client's packet that one has handed over, since it has lost the flow, and all flows again every two
+// minutes. It returns when ctx is done or send fails. Only one Export may run at a time.
 func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) error {
 	r, err := ringbuf.NewReader(b.k.maps[bpf.MapGatewayOpened])
 	if err != nil {

@@ -116,8 +116,8 @@ func (b *Balancer) deleteStaleSoon() {
 	})
 }
 
-// deleteStale deletes the connections to removed backends, and those that peers kept which are gone. The client's next packet goes to another backend, or is
-// refused.
+// deleteStale deletes the connections to removed backends, and those that peers kept which are gone. The client's next packet goes to
+// another backend, or is refused.
 func (b *Balancer) deleteStale(s *sockets) error {
 	if len(b.removed) == 0 && len(b.unverified) == 0 && len(b.gonePeers) == 0 {
 		return nil

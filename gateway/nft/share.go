@@ -291,10 +291,10 @@ func (t *tracked) store(c *netlink.Conn) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case e != nil && e.is(t) && !t.kept: // the kernel does not extend the lifetime of a kept one, so it is made again
+	switch ours := e != nil && e.is(t); {
+	case ours && !t.kept: // the kernel does not extend the lifetime of a kept one, so it is made again
 		return t.refresh(c, e)
-	case t.Resent && (e == nil || !e.is(t)):
+	case !ours && t.Resent:
 		return nil
 	}
 	others := []tuple{t.original()}
