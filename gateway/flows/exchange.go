@@ -324,10 +324,10 @@ func (x *Exchange) onPeerInstance(p *peer, instance string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	was := p.instance
-	p.instance = instance
-	if was == instance {
+	if instance == "" || was == instance {
 		return
 	}
+	p.instance = instance
 	p.returned.Notify()
 	if was == "" {
 		return

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -126,7 +125,6 @@ type gateway struct {
 	server   *http.Server
 	at       string
 	timeout  time.Duration // see newImpatient
-	streams  atomic.Int32  // that it has received
 }
 
 // newGateways returns gateways with certificates of one authority.
@@ -187,13 +185,7 @@ func (g *gateway) listen(t testing.TB) {
 	}
 	g.at = l.Addr().String()
 	g.server = &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Content-Type") == streamType {
-				g.streams.Add(1)
-			}
-			g.ServeHTTP(w, r)
-		}),
-		TLSConfig: g.own.Server(), ReadHeaderTimeout: time.Second, ReadTimeout: g.timeout, WriteTimeout: g.timeout,
+		Handler: g.Exchange, TLSConfig: g.own.Server(), ReadHeaderTimeout: time.Second, ReadTimeout: g.timeout, WriteTimeout: g.timeout,
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0),
 	}
 	go func() { _ = g.server.ServeTLS(l, "", "") }()

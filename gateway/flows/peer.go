@@ -38,6 +38,8 @@ type peer struct {
 	opened []Flow        // go first, in the order in which they opened: one may have the port of another that has ended
 	resent map[ends]Flow // the other queued flows
 	stats  PeerStats     // without Queued
+
+	received *receiving // the last stream that it sent; guarded by mu
 }
 
 // ends are what a backend knows of a flow. No two flows of a gateway have the same ends at once.
@@ -118,7 +120,9 @@ func (p *peer) takeBack(some []Flow) {
 // sendLoop sends queued flows until ctx is done: some by a request, and then by streams as long as the peer receives them. The first request
 // goes out at once, even without flows: it tells the peer that this gateway has started, and the peer then sends its own flows.
 func (p *peer) sendLoop(ctx context.Context, log *slog.Logger) {
-	for silent := false; ; {
+	silent := false
+	var requestsUntil time.Time // because a stream did not work
+	for {
 		some := p.take()
 		streams, err := p.send(ctx, some)
 		if err != nil {
@@ -127,9 +131,14 @@ func (p *peer) sendLoop(ctx context.Context, log *slog.Logger) {
 			log.Info("a peer receives flows again", "gateway", p.Name)
 			silent = false
 		}
+		streams = streams && time.Now().After(requestsUntil)
 		if err == nil && streams {
-			if err = p.stream(ctx); err != nil {
+			var accepts bool
+			if accepts, err = p.stream(ctx); err != nil {
 				p.countSent(0, err)
+				if !accepts {
+					requestsUntil = time.Now().Add(streamLifetime)
+				}
 			}
 		}
 		if err != nil && ctx.Err() == nil && !silent {
@@ -144,31 +153,35 @@ func (p *peer) sendLoop(ctx context.Context, log *slog.Logger) {
 
 // pause waits until a peer gets the next request, given the outcome of the last one. It reports false if ctx is done.
 func (p *peer) pause(ctx context.Context, streams bool, err error) bool {
-	var sleep <-chan time.Time
+	sleep := batchInterval
 	switch {
 	case err != nil:
 		p.client.CloseIdleConnections() // a machine that died leaves them open
-		sleep = time.After(retryInterval)
-	case !streams:
-		sleep = time.After(batchInterval)
-	default:
+		sleep = retryInterval
+	case streams:
 		return ctx.Err() == nil
 	}
 	select {
 	case <-ctx.Done():
 		return false
 	case <-p.returned.C():
-	case <-sleep:
+	case <-time.After(sleep):
 	}
-	if err != nil {
-		return true
+	for err == nil && !p.isWaiting() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-p.waits.C():
+		}
 	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-p.waits.C():
-		return true
-	}
+	return true
+}
+
+// isWaiting reports whether flows are queued.
+func (p *peer) isWaiting() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.queued() > 0
 }
 
 // post returns a request that sends flows.

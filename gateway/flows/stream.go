@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,11 +27,18 @@ const (
 	// ackInterval is the pause between two acknowledgements. It is long, because nothing waits for them: they bound what is sent again
 	// when a stream breaks.
 	ackInterval = 100 * time.Millisecond
-	// maxUnacknowledged bounds the arrays that wait for their acknowledgement.
-	maxUnacknowledged = 64
+	// maxUnacknowledged bounds the flows that wait for their acknowledgement.
+	maxUnacknowledged = 4 * maxBatch
+	// maxAck and maxRefusal bound an acknowledgement and its text, in bytes.
+	maxAck     = 4 << 10
+	maxRefusal = 1 << 10
 )
 
-var errSilent = fmt.Errorf("no answer within %s", requestTimeout)
+var (
+	errSilent     = fmt.Errorf("no answer within %s", requestTimeout)
+	errEnded      = errors.New("the peer ended the stream")
+	errMiscounted = errors.New("the peer acknowledges what was not sent")
+)
 
 // ack acknowledges arrays of flows.
 type ack struct {
@@ -47,11 +55,15 @@ type sending struct {
 	mu      sync.Mutex
 	acked   int      // arrays
 	unacked [][]Flow // in the order in which they were sent
+	flows   int      // in unacked
+	began   bool     // the peer answers
+	ending  bool     // nothing follows, and the peer is to end its answer
 }
 
-// stream sends queued flows as they come until ctx is done, the peer does not accept them, or streamLifetime is over. Flows that the peer
-// has not acknowledged are queued again.
-func (p *peer) stream(ctx context.Context) error {
+// stream sends queued flows as they come until streamLifetime is over. An error means that the peer did not accept all of them, or that
+// ctx is done. Those that it has not acknowledged are queued again. It reports whether the peer can receive streams, as far as this one
+// shows.
+func (p *peer) stream(ctx context.Context) (accepts bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	body, to := io.Pipe()
@@ -59,7 +71,7 @@ func (p *peer) stream(ctx context.Context) error {
 	defer remains()
 	request, err := p.post(ctx, streamType, body)
 	if err != nil {
-		return err
+		return false, err
 	}
 	s := &sending{p: p, room: signal.New(), watchdog: time.AfterFunc(requestTimeout, func() { cancel(errSilent) })}
 	defer s.watchdog.Stop()
@@ -68,19 +80,23 @@ func (p *peer) stream(ctx context.Context) error {
 		defer cancel(nil)
 		answered <- s.listen(request)
 	}()
-	s.write(ctx, to)
-	s.watchdog.Reset(requestTimeout)
+	lived := s.write(ctx, to)
+	s.end()
 	_ = to.Close() // the peer acknowledges the rest and ends its answer
 	err = <-answered
-	if cause := context.Cause(ctx); errors.Is(cause, errSilent) {
-		err = cause
+	left := s.left()
+	p.takeBack(left)
+	switch {
+	case errors.Is(context.Cause(ctx), errSilent):
+		err = errSilent
+	case err == nil && (!lived || len(left) > 0):
+		err = errEnded
 	}
-	p.takeBack(s.left())
-	return err
+	return s.acked > 0 || s.began && len(left) == 0, err
 }
 
-// write writes queued flows to the body of the request until ctx is done or streamLifetime is over.
-func (s *sending) write(ctx context.Context, body io.Writer) {
+// write writes queued flows to the body of the request. It reports whether streamLifetime is over; else the request has ended.
+func (s *sending) write(ctx context.Context, body io.Writer) bool {
 	end := time.NewTimer(streamLifetime)
 	defer end.Stop()
 	for arrays := json.NewEncoder(body); ; {
@@ -90,9 +106,9 @@ func (s *sending) write(ctx context.Context, body io.Writer) {
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-end.C:
-			return
+			return true
 		case <-wake.C():
 		}
 		if s.isFull() {
@@ -104,11 +120,11 @@ func (s *sending) write(ctx context.Context, body io.Writer) {
 		}
 		s.await(some)
 		if arrays.Encode(some) != nil {
-			return // listen knows why
+			return false // listen knows why
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-time.After(batchInterval):
 		}
 	}
@@ -124,16 +140,20 @@ func (s *sending) listen(request *http.Request) error {
 	if response.StatusCode != http.StatusOK {
 		return refusal(response)
 	}
-	s.acknowledge(0)
+	s.begin()
 	s.p.noteInstance(response.Header.Get(instanceHeader))
-	for answers := json.NewDecoder(response.Body); ; {
+	body := &io.LimitedReader{R: response.Body}
+	for answers := json.NewDecoder(body); ; {
 		var a ack
-		if err := answers.Decode(&a); errors.Is(err, io.EOF) {
+		body.N = maxAck
+		if err := answers.Decode(&a); errors.Is(err, io.EOF) && body.N > 0 {
 			return nil
 		} else if err != nil {
 			return fmt.Errorf("acknowledgement: %w", err)
 		}
-		s.acknowledge(a.Imported)
+		if err := s.acknowledge(a.Imported); err != nil {
+			return err
+		}
 		if a.Refused != "" {
 			return errors.New(a.Refused)
 		}
@@ -142,42 +162,70 @@ func (s *sending) listen(request *http.Request) error {
 
 // refusal returns the error of a response to a request that was not accepted.
 func refusal(response *http.Response) error {
-	message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // a truncated message is good enough
+	message, _ := io.ReadAll(io.LimitReader(response.Body, maxRefusal)) // a truncated message is good enough
 	return fmt.Errorf("%s: %s", response.Status, bytes.TrimSpace(message))
+}
+
+// begin notes that the peer answers.
+func (s *sending) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.began = true
+	s.watch()
 }
 
 // await expects an acknowledgement of some.
 func (s *sending) await(some []Flow) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unacked = append(s.unacked, some)
+	s.unacked, s.flows = append(s.unacked, some), s.flows+len(some)
 	if len(s.unacked) == 1 {
-		s.watchdog.Reset(requestTimeout)
+		s.watch()
 	}
 }
 
-// acknowledge forgets arrays that the peer has imported, given their number since the beginning of the stream.
-func (s *sending) acknowledge(imported int) {
+// end expects the end of the answer.
+func (s *sending) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := max(0, min(imported-s.acked, len(s.unacked)))
+	s.ending = true
+	s.watch()
+}
+
+// watch starts the watchdog anew, or stops it if nothing is expected of the peer. The caller holds mu.
+func (s *sending) watch() {
+	if len(s.unacked) == 0 && !s.ending {
+		s.watchdog.Stop()
+		return
+	}
+	s.watchdog.Reset(requestTimeout)
+}
+
+// acknowledge forgets arrays that the peer has imported, given their number since the beginning of the stream.
+func (s *sending) acknowledge(imported int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := imported - s.acked
+	if n < 0 || n > len(s.unacked) {
+		return errMiscounted
+	}
 	for _, some := range s.unacked[:n] {
+		s.flows -= len(some)
 		s.p.countSent(len(some), nil)
 	}
 	s.unacked = slices.Delete(s.unacked, 0, n)
-	s.acked += n
-	if len(s.unacked) == 0 {
-		s.watchdog.Stop()
-	} else {
-		s.watchdog.Reset(requestTimeout)
+	s.acked = imported
+	if n > 0 { // no progress is as good as no answer
+		s.watch()
 	}
 	s.room.Notify()
+	return nil
 }
 
 func (s *sending) isFull() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.unacked) >= maxUnacknowledged
+	return s.flows >= maxUnacknowledged
 }
 
 // left returns the flows that were not acknowledged.
@@ -187,26 +235,53 @@ func (s *sending) left() []Flow {
 	return slices.Concat(s.unacked...)
 }
 
-// receive imports the arrays of a stream until the peer ends it, is no peer any more, or has sent for twice its lifetime.
+// receiving is a stream of a peer.
+type receiving struct {
+	ctx   context.Context // ends when another one takes its place, or the peer is no peer any more
+	stop  context.CancelFunc
+	ended chan struct{}
+}
+
+// receive begins a stream of the peer, and ends the one before: what is left of that is sent again, and was sent before what follows.
+func (p *peer) receive() *receiving {
+	r := &receiving{ended: make(chan struct{})}
+	r.ctx, r.stop = context.WithCancel(p.ctx)
+	p.mu.Lock()
+	former := p.received
+	p.received = r
+	p.mu.Unlock()
+	if former != nil {
+		former.stop()
+		<-former.ended
+	}
+	return r
+}
+
+// receive imports the arrays of a stream until the peer ends it, begins another one, is no peer any more, or has sent for twice the
+// lifetime of a stream.
 func (x *Exchange) receive(w http.ResponseWriter, r *http.Request, from *peer) {
+	stream := from.receive()
+	defer close(stream.ended)
+	defer stream.stop()
 	control := http.NewResponseController(w)
 	deadline := time.Now().Add(2 * streamLifetime)
 	a := &acks{answer: json.NewEncoder(w), flush: control.Flush}
 	defer a.end()
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Connection", "close") // the next handshake verifies the certificates again, and nobody reads what is left of the body
 	w.WriteHeader(http.StatusOK)
 	if err := errors.Join(control.SetReadDeadline(deadline), control.SetWriteDeadline(deadline), control.Flush()); err != nil {
 		x.log.Warn("cannot receive flows of a peer", "gateway", from.Name, "err", err)
 		return
 	}
-	removed := make(chan struct{})
-	remains := context.AfterFunc(from.ctx, func() {
-		defer close(removed)
+	stopped := make(chan struct{})
+	goesOn := context.AfterFunc(stream.ctx, func() {
+		defer close(stopped)
 		_ = control.SetReadDeadline(time.Now())
 	})
 	defer func() {
-		if !remains() {
-			<-removed // control may not be used after this
+		if !goesOn() {
+			<-stopped // control may not be used after this
 		}
 	}()
 	body := &stickyReader{Reader: r.Body}
@@ -214,7 +289,7 @@ func (x *Exchange) receive(w http.ResponseWriter, r *http.Request, from *peer) {
 	for arrays := json.NewDecoder(limited); ; {
 		limited.N = maxBody
 		some, err := read(arrays, from.Name)
-		if errors.Is(err, io.EOF) || body.err != nil && !errors.Is(body.err, io.EOF) {
+		if errors.Is(err, io.EOF) || body.err != nil && !errors.Is(body.err, io.EOF) || stream.ctx.Err() != nil {
 			return
 		}
 		if err != nil && limited.N == 0 {
@@ -286,6 +361,7 @@ func (a *acks) refuse(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.now.Refused = err.Error()
+	a.now.Refused = strings.ToValidUTF8(a.now.Refused[:min(maxRefusal, len(a.now.Refused))], "")
 	a.told = -1
 	a.tell()
 }
