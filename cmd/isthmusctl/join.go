@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -174,10 +175,10 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 	spec := j.Member.Spec
 	_, err = fmt.Fprintf(out, `cluster %s %s ClusterSet %s
 %s  ClusterSetIPs  %s, allocated %s
-next: helm install isthmus oci://REGISTRY/charts/isthmus --set image.registry=REGISTRY --namespace %s, unless it is installed; then %s status --wait
+next: helm install isthmus oci://REGISTRY/charts/isthmus --version %s --set image.registry=REGISTRY --namespace %s, unless it is installed; then %s status --wait
 `,
 		spec.ClusterID, verb, spec.ClusterSetID, sources(j.Sources),
-		list(spec.ClusterSetIPCIDR), allocationMode(spec.ClusterSetIPEnabled), r.Namespace, cmd.Root().DisplayName())
+		list(spec.ClusterSetIPCIDR), allocationMode(spec.ClusterSetIPEnabled), cmp.Or(version.Chart(), "VERSION"), r.Namespace, cmd.Root().DisplayName())
 	return err
 }
 

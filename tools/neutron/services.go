@@ -127,6 +127,11 @@ func (c *Cloud) Start(ctx context.Context, s Service) error {
 	if _, running := c.pid(s); running {
 		return nil
 	}
+	if s == Keystone { // see WithTokens
+		if err := os.WriteFile(c.path("keystone.conf"), []byte(c.keystoneConf()), 0o600); err != nil {
+			return err
+		}
+	}
 	argv, answers := c.starting(s)
 	log, err := os.OpenFile(c.path(string(s)+".out"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

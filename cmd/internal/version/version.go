@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -39,6 +40,9 @@ func Metric() prometheus.Collector {
 	g.Set(1)
 	return g
 }
+
+// Chart returns the version of the chart that belongs to this binary, "" without a release.
+func Chart() string { return strings.TrimPrefix(release, "v") }
 
 // Long returns the release with its commit and date, for --version.
 func Long() string {
