@@ -58,8 +58,8 @@
 #define NAT_PORT_FIRST 1024
 #define NAT_PORT_COUNT 31744
 
-/* Within this time another gateway announces a connection that moves here, also if its machine is busy. TCP sends a lost
- * packet after 200 ms at the earliest, then after 600 ms. */
+/* Within this time another gateway announces a connection that moves here, also if its machine is busy. TCP sends a
+ * lost packet after 200 ms at the earliest, then after 600 ms. */
 #define ANNOUNCE_NS (NS_PER_S * 3 / 10)
 /* How long an unknown connection is remembered as one. */
 #define UNKNOWN_FLOW_NS (NS_PER_S * 10)

@@ -80,7 +80,7 @@ func (r *receiver) RoundTrip(request *http.Request) (*http.Response, error) {
 }
 
 // streaming runs a test in a bubble, with a peer that receives streams. The first one is open.
-func streaming(t *testing.T, run func(*testing.T, *peer, *receiver), is ...func(*receiver)) {
+func streaming(t *testing.T, run func(*peer, *receiver), is ...func(*receiver)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := newReceiver()
@@ -94,7 +94,7 @@ func streaming(t *testing.T, run func(*testing.T, *peer, *receiver), is ...func(
 		<-r.requests
 		<-r.opened
 		synctest.Wait()
-		run(t, p, r)
+		run(p, r)
 		stop()
 		sending.Wait()
 	})
@@ -114,7 +114,7 @@ func sizes(arrays chan []Flow) (all []int) {
 // A flow is sent at once by a stream, without waiting for acknowledgements. Those that open just after it go together.
 func TestFlowsAreStreamedAtOnce(t *testing.T) {
 	t.Parallel()
-	streaming(t, func(t *testing.T, p *peer, r *receiver) {
+	streaming(t, func(p *peer, r *receiver) {
 		p.add(flow(1))
 		synctest.Wait()
 		for port := range uint16(maxBatch + 10) {
@@ -149,7 +149,7 @@ func TestStreamsFollow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			streaming(t, func(t *testing.T, p *peer, r *receiver) {
+			streaming(t, func(p *peer, r *receiver) {
 				start := time.Now()
 				<-time.After(streamLifetime - batchInterval)
 				p.add(flow(1))
@@ -190,7 +190,7 @@ func TestUnacknowledgedFlows(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			streaming(t, func(t *testing.T, p *peer, r *receiver) {
+			streaming(t, func(p *peer, r *receiver) {
 				send := func(port uint16) {
 					p.add(flow(port))
 					<-r.arrays
@@ -235,7 +235,7 @@ func TestUnacknowledgedFlows(t *testing.T) {
 // A peer that ends each stream at once gets one a second.
 func TestStreamsThatEnd(t *testing.T) {
 	t.Parallel()
-	streaming(t, func(t *testing.T, p *peer, r *receiver) {
+	streaming(t, func(p *peer, r *receiver) {
 		if !strings.Contains(p.stats.Fault, errEnded.Error()) {
 			t.Errorf("statistics: %+v", p.stats)
 		}
@@ -252,7 +252,7 @@ func TestStreamsThatEnd(t *testing.T) {
 // A peer to which streams do not get gets requests for a while.
 func TestStreamsAreRefused(t *testing.T) {
 	t.Parallel()
-	streaming(t, func(t *testing.T, p *peer, r *receiver) {
+	streaming(t, func(p *peer, r *receiver) {
 		if p.stats.Failed != 1 {
 			t.Errorf("statistics: %+v", p.stats)
 		}
@@ -278,7 +278,7 @@ func TestStreamsAreRefused(t *testing.T) {
 // A peer that acknowledges nothing has a bounded number of flows to import.
 func TestStreamIsBounded(t *testing.T) {
 	t.Parallel()
-	streaming(t, func(t *testing.T, p *peer, r *receiver) {
+	streaming(t, func(p *peer, r *receiver) {
 		const most = maxUnacknowledged / maxBatch
 		for n := range (most + 1) * maxBatch {
 			f := flow(uint16(n) | 1)
