@@ -28,7 +28,7 @@ unit=/etc/systemd/system/isthmus-gateway.service
 mkdir -m 700 /var/lib/isthmus-gateway /run/isthmus-gateway
 . <(sed 's/=\(.*\)/="\1"/' /etc/default/isthmus-gateway)
 sed -n 's/^ExecStartPre=[+-]*//p' "$unit" | sed 's/\$\$/$/g' | sh
-eval "setsid $(sed -n 's/^ExecStart=//p' "$unit")" >FOLDER/log 2>&1 </dev/null &
+eval "exec setsid $(sed -n 's/^ExecStart=//p' "$unit")" >FOLDER/log 2>&1 </dev/null &
 echo $! >FOLDER/pid
 `
 
