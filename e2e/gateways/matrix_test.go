@@ -207,21 +207,10 @@ func (g *group) logICMP() {
 	}
 }
 
-// failure is a short connection that failed, or was slow.
-type failure struct {
+// attempt is a short connection that failed, or was slow.
+type attempt struct {
 	begun, ended time.Time
 	err          error
-}
-
-func (c *connecting) note(f failure) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case f.err != nil:
-		c.failed = append(c.failed, f)
-	case f.ended.Sub(f.begun) > slow:
-		c.slow = append(c.slow, f)
-	}
 }
 
 // connecting are clients of the VIP.
@@ -232,7 +221,7 @@ type connecting struct {
 	all     atomic.Int64
 
 	mu           sync.Mutex
-	failed, slow []failure
+	failed, slow []attempt
 }
 
 // connect starts clients that connect all the time, and servers that echo.
@@ -252,7 +241,7 @@ func (g *group) connect() *connecting {
 			for ctx.Err() == nil {
 				begun := time.Now()
 				err := g.once()
-				c.note(failure{begun, time.Now(), err})
+				c.note(attempt{begun, time.Now(), err})
 				c.all.Add(1)
 			}
 		})
@@ -307,6 +296,18 @@ func (g *group) ask() error {
 	return errors.Join(binary.Write(c, binary.BigEndian, time.Now().UnixNano()), binary.Read(c, binary.BigEndian, &word))
 }
 
+// note keeps an attempt that failed or was slow.
+func (c *connecting) note(a attempt) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case a.err != nil:
+		c.failed = append(c.failed, a)
+	case a.ended.Sub(a.begun) > slow:
+		c.slow = append(c.slow, a)
+	}
+}
+
 // await waits for so many more connections, but not for failures of all.
 func (c *connecting) await(n int64) {
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -323,7 +324,7 @@ func (c *connecting) failures() int {
 }
 
 // end ends the clients, and returns how many connections there were and those that failed.
-func (c *connecting) end() (all int64, failed []failure) {
+func (c *connecting) end() (all int64, failed []attempt) {
 	c.stop()
 	c.running.Wait()
 	_ = c.close()

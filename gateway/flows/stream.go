@@ -242,8 +242,8 @@ type receiving struct {
 	ended chan struct{}
 }
 
-// receive begins a stream of the peer, and ends the one before: what is left of that is sent again, and was sent before what follows.
-func (p *peer) receive() *receiving {
+// nextStream begins a stream of the peer, and ends the one before: what is left of that is sent again, and was sent before what follows.
+func (p *peer) nextStream() *receiving {
 	r := &receiving{ended: make(chan struct{})}
 	r.ctx, r.stop = context.WithCancel(p.ctx)
 	p.mu.Lock()
@@ -260,7 +260,7 @@ func (p *peer) receive() *receiving {
 // receive imports the arrays of a stream until the peer ends it, begins another one, is no peer any more, or has sent for twice the
 // lifetime of a stream.
 func (x *Exchange) receive(w http.ResponseWriter, r *http.Request, from *peer) {
-	stream := from.receive()
+	stream := from.nextStream()
 	defer close(stream.ended)
 	defer stream.stop()
 	control := http.NewResponseController(w)
@@ -329,8 +329,8 @@ type acks struct {
 
 	mu    sync.Mutex
 	now   ack
-	told  int       // arrays
-	at    time.Time // when told was written
+	news  bool      // now was not written yet
+	at    time.Time // when the last one was
 	later *time.Timer
 	ended bool
 }
@@ -340,6 +340,7 @@ func (a *acks) imported() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.now.Imported++
+	a.news = true
 	wait := ackInterval - time.Since(a.at)
 	switch {
 	case wait <= 0:
@@ -362,7 +363,7 @@ func (a *acks) refuse(err error) {
 	defer a.mu.Unlock()
 	a.now.Refused = err.Error()
 	a.now.Refused = strings.ToValidUTF8(a.now.Refused[:min(maxRefusal, len(a.now.Refused))], "")
-	a.told = -1
+	a.news = true
 	a.tell()
 }
 
@@ -374,12 +375,12 @@ func (a *acks) end() {
 	a.ended = true
 }
 
-// tell writes what was not told yet. An error means that the peer is gone. The caller holds mu.
+// tell writes the news. An error means that the peer is gone. The caller holds mu.
 func (a *acks) tell() {
-	if a.told == a.now.Imported {
+	if !a.news {
 		return
 	}
-	a.told, a.at = a.now.Imported, time.Now()
+	a.news, a.at = false, time.Now()
 	if a.answer.Encode(a.now) == nil {
 		_ = a.flush()
 	}
