@@ -46,6 +46,10 @@ const (
 	// wayBack is the router's table for packets from servers to clients.
 	wayBack = 100
 	servers = 8
+	// flows is the capacity of an eBPF gateway: more than all connections of a cell. While the kernel makes a table of some 100,000
+	// flows, it takes a CPU from everybody for a third of a second on slow machines, and the router, on the same machine, takes all
+	// gateways for dead.
+	flows = 32768
 	// held and asked are the ports of connections that stay open, and of short ones.
 	held, asked = 8080, 8081
 )
@@ -274,7 +278,7 @@ func (g *group) start(i int) {
 		"--ca", files.CA, "--cert", files.Cert, "--key", files.Key, "--state-dir", folder, "--run-dir", folder,
 	}
 	if g.balancer == desired.EBPF {
-		args = append(args, "--bpffs", g.bpffs(i), "--flows", strconv.Itoa(gateways.Connections))
+		args = append(args, "--bpffs", g.bpffs(i), "--flows", strconv.Itoa(flows))
 	}
 	var err error
 	g.agents[i], err = gateways.Start(g.t.Context(), g.Gateways[i], filepath.Join(folder, "log"), filepath.Join(programs, "isthmus-gateway"), args...)

@@ -211,3 +211,17 @@ func TestCopyFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestRoomFor(t *testing.T) {
+	for fs, all := range map[string]map[uint64]bool{
+		memory:       {1: true, 1 << 60: false},
+		"/proc":      {1: false},
+		"/nonesuch/": {1: false},
+	} {
+		for bytes, want := range all {
+			if roomFor(fs, bytes) != want {
+				t.Errorf("room for %d bytes in %s: want %t", bytes, fs, want)
+			}
+		}
+	}
+}
