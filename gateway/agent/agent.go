@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -53,6 +54,8 @@ type Agent struct {
 	refused desired.Faults
 	// unsettled says that components may differ from last: check applies it again.
 	unsettled bool
+	// diskFails says that the last state could not be saved. Until one can be, nothing changes before the disk has the next one.
+	diskFails bool
 	// closed is set before mu is taken to close the components. After that nothing is applied.
 	closed atomic.Bool
 
@@ -78,7 +81,7 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.CheckEvery == 0 {
 		cfg.CheckEvery = DefaultCheckEvery
 	}
-	a := &Agent{cfg: cfg, components: components{cfg.Balancer, cfg.Announcers}, store: store{cfg.StatePath, syncFolder}}
+	a := &Agent{cfg: cfg, components: components{cfg.Balancer, cfg.Announcers}, store: store{cfg.StatePath, (*os.File).Sync, syncFolder}}
 	a.stats = Stats{Reconfigurations: map[int]int{}, Drifts: map[string]int{}, Mended: map[string]int{}}
 	for _, c := range a.components.balancerFirst() {
 		a.stats.Drifts[c.Name()], a.stats.Mended[c.Name()] = 0, 0
@@ -159,8 +162,12 @@ func (a *Agent) apply(ctx context.Context, r *desired.Request) (err error) {
 	}
 	var file *prepared
 	defer func() { file.drop() }()
-	if r != a.last { // a full disk is found before anything changes
-		if file, err = a.store.prepare(*r); err != nil {
+	if r != a.last { // most full disks are found before anything changes
+		file, err = a.store.prepare(*r)
+		if err == nil && a.diskFails {
+			err = file.written()
+		}
+		if err != nil {
 			return applyFailed(err)
 		}
 	}
@@ -179,8 +186,13 @@ func (a *Agent) apply(ctx context.Context, r *desired.Request) (err error) {
 	if err == nil {
 		err = file.commit(before)
 	}
+	a.diskFails = err != nil
 	if err != nil {
-		if _, _, back := a.components.change(ctx, serves, have); back != nil {
+		_, left, back := a.components.change(ctx, serves, have)
+		if back == nil && len(left) > 0 { // there is no room any more
+			back = left
+		}
+		if back != nil {
 			err = errors.Join(err, errStuck, back)
 			a.noteStuck(err)
 		}

@@ -163,7 +163,7 @@ func TestDiskSyncFails(t *testing.T) {
 			must(t, a, request(1, v))
 		}
 		forgets := errors.New("input/output error")
-		a.store.sync = func(string) error { return forgets }
+		a.store.syncNames = func(string) error { return forgets }
 		if err := a.Reconfigure(t.Context(), request(2, two)); err == nil || !strings.Contains(err.Error(), forgets.Error()) {
 			t.Errorf("error %v", err)
 		}
@@ -177,6 +177,39 @@ func TestDiskSyncFails(t *testing.T) {
 		if left, err := filepath.Glob(path + ".*"); err != nil || len(left) > 0 {
 			t.Errorf("%v is left, %v", left, err)
 		}
+	}
+}
+
+// A disk that takes no file changes nothing. Components go to the new state and back once, and not again with each attempt of the
+// controller.
+func TestDiskKeepsFailing(t *testing.T) {
+	m := newMachine()
+	path := statePath(t)
+	a := newAgent(t, m, path)
+	must(t, a, request(1, one))
+	fails := errors.New("input/output error")
+	works := a.store.syncFile
+	a.store.syncFile = func(f *os.File) error { return fails }
+	calls := 0
+	for attempt := range 3 {
+		if err := a.Reconfigure(t.Context(), request(2, two)); err == nil || !strings.Contains(err.Error(), fails.Error()) {
+			t.Errorf("error %v", err)
+		}
+		if diff := cmp.Diff([]netip.Addr{one}, m.is[desired.ComponentBGP], cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Error(diff)
+		}
+		if attempt > 0 && len(m.calls) > calls {
+			t.Errorf("attempt %d changes components: %v", attempt, m.calls[calls:])
+		}
+		calls = len(m.calls)
+	}
+	if left, err := filepath.Glob(path + ".*"); err != nil || len(left) > 0 {
+		t.Errorf("%v is left, %v", left, err)
+	}
+	a.store.syncFile = works
+	must(t, a, request(2, two))
+	if a.diskFails {
+		t.Error("the disk works again")
 	}
 }
 

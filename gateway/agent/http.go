@@ -1,11 +1,11 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log"
 	"log/slog"
 	"net"
@@ -141,7 +141,8 @@ func (a *Agent) reconfigure(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *Agent) receive(w http.ResponseWriter, r *http.Request) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	body := bytes.NewBuffer(make([]byte, 0, min(max(r.ContentLength, 0), maxBody)+bytes.MinRead)) // as much as it says
+	_, err := body.ReadFrom(http.MaxBytesReader(w, r.Body, maxBody))
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):
@@ -149,7 +150,7 @@ func (a *Agent) receive(w http.ResponseWriter, r *http.Request) error {
 	case err != nil:
 		return refuse(invalid, "read the request: %v", err)
 	}
-	request, err := desired.Parse(body, a.current())
+	request, err := desired.Parse(body.Bytes(), a.current())
 	if err != nil {
 		return refuse(invalid, "%v", err)
 	}

@@ -104,7 +104,7 @@ func TestRefusedServiceOnAFullDisk(t *testing.T) {
 	a := newAgent(t, m, path)
 	must(t, a, services(1, "a@1", "grows@1"))
 	m.noRoom[desired.ComponentBalancer] = []string{"grows@2"}
-	a.store.sync = func(string) error { return os.ErrPermission }
+	a.store.syncNames = func(string) error { return os.ErrPermission }
 	if err := a.Reconfigure(t.Context(), services(2, "a@2", "grows@2")); err == nil {
 		t.Error("no error")
 	}

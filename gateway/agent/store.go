@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
@@ -14,8 +15,9 @@ import (
 // answers.
 type store struct {
 	path string
-	// sync makes the names in a folder durable.
-	sync func(folder string) error
+	// syncFile makes the content of a file durable, syncNames the names in a folder.
+	syncFile  func(*os.File) error
+	syncNames func(folder string) error
 }
 
 // asideSuffix is appended to the name of a broken file.
@@ -38,17 +40,19 @@ func (s store) read() (*desired.Request, error) {
 	return &r, nil
 }
 
-// prepare writes r to a temporary file beside the saved one. Then commit replaces the saved one, or drop removes it.
+// prepare writes r to a temporary file beside the saved one, which the disk has only later: the caller need not wait for that. Then
+// commit replaces the saved one, or drop removes it.
 func (s store) prepare(r desired.Request) (p *prepared, err error) {
 	f, err := os.CreateTemp(filepath.Dir(s.path), filepath.Base(s.path)+".*") // mode 0600: it holds passwords
 	if err != nil {
 		return nil, fmt.Errorf("save the state: %w", err)
 	}
-	_, err = f.Write(r.JSON())
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return nil, fmt.Errorf("save the state: %w", errors.Join(err, os.Remove(f.Name())))
+	if _, err = f.Write(r.JSON()); err != nil {
+		return nil, fmt.Errorf("save the state: %w", errors.Join(err, f.Close(), os.Remove(f.Name())))
 	}
-	return &prepared{store: s, from: f.Name()}, nil
+	written := make(chan error, 1)
+	go func() { written <- errors.Join(s.syncFile(f), f.Close()) }()
+	return &prepared{store: s, from: f.Name(), written: sync.OnceValue(func() error { return <-written })}, nil
 }
 
 // restore saves before again, or removes the file when before is nil.
@@ -63,9 +67,9 @@ func (s store) restore(before *desired.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(p.from, s.path); err != nil {
+	if err := p.move(); err != nil {
 		p.drop()
-		return fmt.Errorf("save the state: %w", err)
+		return err
 	}
 	return nil
 }
@@ -80,19 +84,33 @@ func syncFolder(path string) error {
 	return folder.Sync()
 }
 
-// prepared is a complete temporary file.
+// prepared is a temporary file, which is complete once the disk has it.
 type prepared struct {
 	store
 	from string
+	// written waits until the disk has the file.
+	written func() error
+}
+
+// move moves the file into place as soon as the disk has it.
+func (p *prepared) move() error {
+	err := p.written()
+	if err == nil {
+		err = os.Rename(p.from, p.path)
+	}
+	if err != nil {
+		return fmt.Errorf("save the state: %w", err)
+	}
+	return nil
 }
 
 // commit moves the file into place. After an error, before is saved again, which may be nil: a gateway that starts next
 // must not apply a refused request.
 func (p *prepared) commit(before *desired.Request) error {
-	if err := os.Rename(p.from, p.path); err != nil {
-		return fmt.Errorf("save the state: %w", err)
+	if err := p.move(); err != nil {
+		return err
 	}
-	if err := p.sync(filepath.Dir(p.path)); err != nil {
+	if err := p.syncNames(filepath.Dir(p.path)); err != nil {
 		return fmt.Errorf("save the state: %w", errors.Join(err, p.restore(before)))
 	}
 	return nil
@@ -101,6 +119,7 @@ func (p *prepared) commit(before *desired.Request) error {
 // drop removes the file unless it was moved into place. p may be nil.
 func (p *prepared) drop() {
 	if p != nil {
+		_ = p.written() // whoever drops the file does not need it
 		_ = os.Remove(p.from)
 	}
 }

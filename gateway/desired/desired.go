@@ -3,11 +3,13 @@
 package desired
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 )
@@ -23,20 +25,67 @@ type Request struct {
 	State State  `json:"state"`
 
 	encoded []byte         // the JSON that Hash was computed from; nil: not known
+	parts   [][]byte       // those of encoded that State.VIPs are; nil: not known
 	vips    map[string]VIP // by their JSON, as Parse read them
 }
 
 // NewRequest returns the request for a state, which must not change afterwards.
 func NewRequest(generation uint64, s State) Request {
-	encoded := s.encode()
-	return Request{Generation: generation, Hash: hash(encoded), State: s, encoded: encoded}
+	return (*Request)(nil).Next(generation, s)
+}
+
+// Next is NewRequest for the state that follows that of r, which may be nil. Few of a thousand VIPs change at a time: those that are as
+// in r are not encoded again.
+func (r *Request) Next(generation uint64, s State) Request {
+	next := Request{Generation: generation, State: s}
+	next.encode(r)
+	next.Hash = hash(next.encoded)
+	return next
+}
+
+// encode encodes the state, and takes the VIPs that last has from there.
+func (r *Request) encode(last *Request) {
+	if len(r.State.VIPs) == 0 {
+		r.encoded = encode(&r.State)
+		return
+	}
+	had := map[netip.Addr]int{}
+	if last != nil {
+		for i := range last.parts {
+			had[last.State.VIPs[i].Addr] = i
+		}
+	}
+	rest := r.State
+	rest.VIPs = make([]VIP, 1)
+	// Quotes in a string are escaped, so nothing else looks like the list.
+	before, after, _ := bytes.Cut(encode(&rest), slices.Concat([]byte(`"vips":[`), encode(&rest.VIPs[0]), []byte("]")))
+	b := append(slices.Clip(before), `"vips":[`...)
+	ends := make([]int, 0, len(r.State.VIPs))
+	for i := range r.State.VIPs {
+		v := &r.State.VIPs[i]
+		if i > 0 {
+			b = append(b, ',')
+		}
+		if at, ok := had[v.Addr]; ok && v.Equal(&last.State.VIPs[at]) {
+			b = append(b, last.parts[at]...)
+		} else {
+			b = append(b, encode(v)...)
+		}
+		ends = append(ends, len(b))
+	}
+	r.encoded = slices.Concat(b, []byte("]"), after)
+	begin := len(before) + len(`"vips":[`)
+	for _, end := range ends {
+		r.parts = append(r.parts, r.encoded[begin:end])
+		begin = end + len(",")
+	}
 }
 
 // JSON returns the JSON that Parse reads. It is encoded only once: that of a thousand VIPs is half a megabyte.
 func (r *Request) JSON() []byte {
 	encoded := r.encoded
 	if encoded == nil {
-		encoded = r.State.encode()
+		encoded = encode(&r.State)
 	}
 	return slices.Concat(fmt.Appendf(nil, `{"generation":%d,"hash":%q,"state":`, r.Generation, r.Hash), encoded, []byte("}"))
 }
@@ -198,6 +247,22 @@ type Frontend struct {
 	Backends []Backend `json:"backends"`
 }
 
+// Equal reports whether two VIPs are the same, and so is their JSON.
+func (v *VIP) Equal(o *VIP) bool {
+	return v.Addr == o.Addr && v.Announce == o.Announce && v.Return == o.Return && v.RouterID == o.RouterID && reflect.DeepEqual(v.Route, o.Route) &&
+		same(v.Frontends, o.Frontends, Frontend.equal)
+}
+
+func (f Frontend) equal(o Frontend) bool {
+	return f.Service == o.Service && f.Protocol == o.Protocol && f.Port == o.Port && f.Affinity == o.Affinity &&
+		slices.Equal(f.Sources, o.Sources) && same(f.Backends, o.Backends, func(a, b Backend) bool { return a == b })
+}
+
+// same is slices.EqualFunc, but nil differs from an empty list, as null does from [].
+func same[T any](a, b []T, equal func(a, b T) bool) bool {
+	return (a == nil) == (b == nil) && slices.EqualFunc(a, b, equal)
+}
+
 // Backend is a destination of packets.
 type Backend struct {
 	Addr   netip.Addr `json:"addr"` // of the VIP's family
@@ -268,10 +333,11 @@ type VirtualRouter struct {
 }
 
 // Hash returns a digest of the state: SHA-256 of its JSON, in hexadecimal.
-func (s *State) Hash() string { return hash(s.encode()) }
+func (s *State) Hash() string { return hash(encode(s)) }
 
-func (s *State) encode() []byte {
-	b, err := json.Marshal(s)
+// encode returns the JSON of a state, or of a part of one.
+func encode(part any) []byte {
+	b, err := json.Marshal(part)
 	if err != nil {
 		panic(fmt.Sprintf("desired: a state is not JSON: %v", err)) // it has only plain fields
 	}

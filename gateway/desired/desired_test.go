@@ -1,7 +1,10 @@
 package desired
 
 import (
+	"bytes"
+	"encoding/json"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -142,5 +145,91 @@ func TestFaultsText(t *testing.T) {
 	have := Faults{{Component: ComponentBGP, Message: "no route"}, {Component: ComponentRequest, Field: "group", Message: "is missing"}}.Error()
 	if want := "bgp: no route; group: is missing"; have != want {
 		t.Errorf("have %q, want %q", have, want)
+	}
+}
+
+// A request has the JSON of its state, whatever the request before it had.
+func TestNext(t *testing.T) {
+	state := func(edit func(*State)) State {
+		s := example()
+		other := example().VIPs[0]
+		other.Addr = netip.MustParseAddr("198.51.100.8")
+		s.VIPs = append(s.VIPs, other)
+		edit(&s)
+		return s
+	}
+	states := map[string]State{
+		"nothing else":   state(func(*State) {}),
+		"a service":      state(func(s *State) { s.VIPs[1].Frontends[0].Service = `shop/"vips":[<` }),
+		"a backend":      state(func(s *State) { s.VIPs[0].Frontends[0].Backends[0].Weight = 7 }),
+		"a source":       state(func(s *State) { s.VIPs[0].Frontends[0].Sources = nil }),
+		"affinity":       state(func(s *State) { s.VIPs[0].Frontends[0].Affinity = 0 }),
+		"a port":         state(func(s *State) { s.VIPs[0].Frontends[0].Port = 444 }),
+		"a protocol":     state(func(s *State) { s.VIPs[0].Frontends[0].Protocol = "UDP" }),
+		"no backends":    state(func(s *State) { s.VIPs[0].Frontends[0].Backends = nil }),
+		"empty backends": state(func(s *State) { s.VIPs[0].Frontends[0].Backends = []Backend{} }),
+		"no frontends":   state(func(s *State) { s.VIPs[0].Frontends = nil }),
+		"an announcer":   state(func(s *State) { s.VIPs[0].Announce = ByVRRP }),
+		"a return":       state(func(s *State) { s.VIPs[0].Return = SNAT }),
+		"a route":        state(func(s *State) { s.VIPs[0].Route = &Route{MED: new(uint32(7))} }),
+		"another route":  state(func(s *State) { s.VIPs[0].Route = &Route{MED: new(uint32(8))} }),
+		"a router":       state(func(s *State) { s.VIPs[0].RouterID = 3 }),
+		"order":          state(func(s *State) { slices.Reverse(s.VIPs) }),
+		"fewer VIPs":     state(func(s *State) { s.VIPs = s.VIPs[1:] }),
+		"no VIPs":        state(func(s *State) { s.VIPs = nil }),
+		"another peer":   state(func(s *State) { s.Peers[0].Name = `"vips":[` }),
+		"cordoned":       state(func(s *State) { s.Cordoned = true }),
+	}
+	for before, b := range states {
+		last := NewRequest(1, b)
+		for name, s := range states {
+			r := last.Next(2, s)
+			want, err := json.Marshal(&s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(r.encoded, want) || r.Hash != s.Hash() {
+				t.Errorf("%s after %s:\n%s\nwant\n%s", name, before, r.encoded, want)
+			}
+			if _, err := Parse(r.JSON(), nil); err != nil {
+				t.Errorf("%s after %s: %v", name, before, err)
+			}
+			if again := r.Next(3, s); !bytes.Equal(again.encoded, want) {
+				t.Errorf("%s twice after %s: %s", name, before, again.encoded)
+			}
+		}
+	}
+}
+
+// VIPs that differ in any field are not equal: else a change of it would never be sent.
+func TestEqualFields(t *testing.T) {
+	for _, at := range []func(*VIP) any{
+		func(v *VIP) any { return v },
+		func(v *VIP) any { return &v.Frontends[0] },
+		func(v *VIP) any { return &v.Frontends[0].Backends[0] },
+	} {
+		for i := range reflect.ValueOf(at(new(example().VIPs[0]))).Elem().NumField() {
+			a, b := example().VIPs[0], example().VIPs[0]
+			if !a.Equal(&b) {
+				t.Fatal("a VIP is not equal to itself")
+			}
+			strct := reflect.ValueOf(at(&b)).Elem()
+			field := strct.Field(i)
+			switch zero := reflect.Zero(field.Type()); {
+			case !field.IsZero():
+				field.Set(zero)
+			case field.Kind() == reflect.Pointer:
+				field.Set(reflect.New(field.Type().Elem()))
+			case field.CanUint():
+				field.SetUint(1)
+			case field.Kind() == reflect.Bool:
+				field.SetBool(true)
+			default:
+				t.Fatalf("%s: say how to change it", strct.Type().Field(i).Name)
+			}
+			if a.Equal(&b) {
+				t.Errorf("%s.%s differs", strct.Type(), strct.Type().Field(i).Name)
+			}
+		}
 	}
 }

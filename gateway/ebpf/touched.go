@@ -18,7 +18,7 @@ func touched(before, after *desired.State) (b, a *desired.State) {
 	for i := range after.VIPs {
 		v := &after.VIPs[i]
 		old, ok := had[v.Addr]
-		if !ok || !equal(old, v) {
+		if !ok || !balancedAlike(old, v) {
 			t.add(v)
 		}
 		if ok && t.vips[v.Addr] {
@@ -78,9 +78,9 @@ func (t *touch) of(s *desired.State) *desired.State {
 	return &part
 }
 
-func equal(a, b *desired.VIP) bool {
-	return a.Addr == b.Addr && a.Announce == b.Announce && a.Return == b.Return && slices.EqualFunc(a.Frontends, b.Frontends, func(a, b desired.Frontend) bool {
-		return a.Service == b.Service && a.Protocol == b.Protocol && a.Port == b.Port && a.Affinity == b.Affinity &&
-			slices.Equal(a.Sources, b.Sources) && slices.Equal(a.Backends, b.Backends)
-	})
+// balancedAlike reports whether two versions of a VIP differ at most in how it is announced to routers.
+func balancedAlike(a, b *desired.VIP) bool {
+	x, y := *a, *b
+	x.Route, x.RouterID, y.Route, y.RouterID = nil, 0, nil, 0
+	return x.Equal(&y)
 }

@@ -22,16 +22,19 @@ const (
 	most = 5000
 )
 
-// manyVIPs returns so many VIPs.
+// manyVIPs returns so many VIPs of as many Services, which have no pod in common.
 func manyVIPs(count int) []desired.VIP {
 	var numbers []int
 	for n := range serverCount {
 		numbers = append(numbers, n)
 	}
-	all := vips(numbers...)
+	all, pod := vips(numbers...), fillerPods
 	for a := fillerVIPs; len(all) < count; a = a.Next() {
 		own := frontend(numbers...)
 		own[0].Service = fmt.Sprint("bench/web-", len(all)) // a Service that is refused costs only itself
+		for i := range own[0].Backends {
+			own[0].Backends[i].Addr, pod = pod, pod.Next()
+		}
 		all = append(all, desired.VIP{Addr: a, Announce: desired.ByBGP, Return: desired.SNAT, Frontends: own})
 	}
 	slices.SortFunc(all, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
@@ -45,10 +48,12 @@ func (g *group) changes(ctx context.Context) (took []time.Duration, err error) {
 	if _, err := g.reconfigure(ctx, alive, all); err != nil {
 		return nil, err
 	}
-	for n := range changeCount {
-		f := &all[n*len(all)/changeCount].Frontends[0]
-		f.Backends = slices.Clone(f.Backends)
-		f.Backends[serverCount-1].Addr = serverAddr(serverCount) // the spare server
+	for n, spare := 0, sparePods; n < changeCount; n, spare = n+1, spare.Next() {
+		all = slices.Clone(all) // the last state does not change
+		v := &all[n*len(all)/changeCount]
+		v.Frontends = slices.Clone(v.Frontends)
+		v.Frontends[0].Backends = slices.Clone(v.Frontends[0].Backends)
+		v.Frontends[0].Backends[serverCount-1].Addr = spare
 		d, err := g.reconfigure(ctx, alive, all)
 		if err != nil {
 			return nil, fmt.Errorf("change %d: %w", n, err)
@@ -80,7 +85,7 @@ func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	for _, b := range balancers {
 		took := slices.Sorted(slices.Values(seen[b.kind].changes))
-		name := fmt.Sprintf("%s: one change among %d VIPs with %d backends each, applied over HTTPS with mutual TLS", b.name, many, serverCount)
+		name := fmt.Sprintf("%s: one change among %d VIPs with %d pods of their own each, applied over HTTPS with mutual TLS", b.name, many, serverCount)
 		rows = append(rows,
 			metric.Metric{
 				Name: name, Value: ms(took[len(took)/2]), Unit: "ms", Bar: new(float64(bar)), Better: metric.Lower,
@@ -89,7 +94,7 @@ func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 			metric.Metric{Name: "the same, 99th percentile", Value: ms(took[len(took)*99/100]), Unit: "ms", Better: metric.Lower},
 			metric.Metric{Name: "the same, memory of the agent afterwards", Value: metric.Median(seen[b.kind].memory), Unit: "MiB", Better: metric.Lower},
 			metric.Metric{
-				Name:  fmt.Sprintf("%s: first state with %d VIPs with %d backends each, applied over HTTPS with mutual TLS", b.name, most, serverCount),
+				Name:  fmt.Sprintf("%s: first state with %d VIPs with %d pods of their own each, applied over HTTPS with mutual TLS", b.name, most, serverCount),
 				Value: metric.Median(seen[b.kind].loads), Unit: "s", Better: metric.Lower,
 			},
 			metric.Metric{Name: "the same, memory of the agent afterwards", Value: metric.Median(seen[b.kind].loaded), Unit: "MiB", Better: metric.Lower},

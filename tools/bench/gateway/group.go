@@ -32,6 +32,8 @@ var (
 	keptVIP    = netip.MustParseAddr("203.0.113.10") // servers see the client's address
 	snatVIP    = netip.MustParseAddr("203.0.113.11") // servers see the VIP
 	fillerVIPs = netip.MustParseAddr("198.18.0.0")   // and the following addresses
+	fillerPods = netip.MustParseAddr("100.64.0.0")   // their pods, which nobody asks
+	sparePods  = netip.MustParseAddr("100.127.0.0")  // those that changes bring
 )
 
 const (
@@ -84,6 +86,7 @@ type group struct {
 	agents     []*gateways.Process
 	folders    []string // files of the agents
 	controller []*gateways.Client
+	sent       []*desired.Request // the last request of each gateway
 	generation uint64
 	undo       []func() error
 }
@@ -93,6 +96,7 @@ func newGroup(ctx context.Context, p *programs, balancer desired.Balancer, like 
 	g := &group{
 		programs: p, shape: like, balancer: balancer,
 		agents: make([]*gateways.Process, like.gateways), folders: make([]string, like.gateways), controller: make([]*gateways.Client, like.gateways),
+		sent: make([]*desired.Request, like.gateways),
 	}
 	defer func() {
 		if err != nil {
@@ -140,7 +144,7 @@ func (g *group) joinServers() (err error) {
 	}
 	g.undo = append(g.undo, g.servers.Close)
 	err = errors.Join(g.Router.Connect(g.servers, trunk[0], trunk[1]), g.Router.RouteTo(serverNet, trunk[1].Addr()), g.servers.Route(trunk[0].Addr()))
-	for n := range serverCount + 1 { // with one spare
+	for n := range serverCount {
 		err = errors.Join(err, g.servers.Own(serverAddr(n)))
 	}
 	back := netlink.NewRule()
@@ -238,7 +242,8 @@ func (g *group) apply(ctx context.Context, i int, vips []desired.VIP, cordoned b
 	}
 	s.Slots = desired.Slots(gatewayName(i), others)
 	begin := time.Now()
-	request := desired.NewRequest(g.generation, s)
+	request := g.sent[i].Next(g.generation, s) // as the controller does
+	g.sent[i] = &request
 	var answer desired.Status
 	if err := g.controller[i].Ask(ctx, http.MethodPost, "/v1/reconfigure", request.JSON(), &answer); err != nil {
 		return 0, err

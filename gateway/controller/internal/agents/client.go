@@ -46,7 +46,10 @@ func (f *Clients) newClient(gateway string, t Target) *client {
 // set replaces the desired state. The returned channel is closed when it was tried. It is nil if waiting makes no sense:
 // the gateway already has the state, or did not answer last time. The lock of Clients is held.
 func (l *client) set(s desired.State) <-chan struct{} {
-	request := desired.NewRequest(0, s) // the generation is set when it is sent
+	l.mu.Lock()
+	last := l.request // only set changes it
+	l.mu.Unlock()
+	request := last.Next(0, s) // the generation is set when it is sent
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.request != nil && l.request.Hash == request.Hash {

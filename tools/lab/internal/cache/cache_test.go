@@ -214,7 +214,8 @@ func TestCopyFiles(t *testing.T) {
 
 func TestRoomFor(t *testing.T) {
 	for fs, all := range map[string]map[uint64]bool{
-		memory:       {1: true, 1 << 60: false},
+		t.TempDir():  {1 << 60: false},
+		memory:       {1 << 60: false},
 		"/proc":      {1: false},
 		"/nonesuch/": {1: false},
 	} {
@@ -223,5 +224,24 @@ func TestRoomFor(t *testing.T) {
 				t.Errorf("room for %d bytes in %s: want %t", bytes, fs, want)
 			}
 		}
+	}
+}
+
+// Two caches have two folders. One of a build that was killed is empty again.
+func TestScratch(t *testing.T) {
+	one, ok := Cache{Dir: "/one"}.scratch()
+	if !ok {
+		t.Skip("there is no file system in memory, or little memory")
+	}
+	t.Cleanup(func() { os.RemoveAll(one) })
+	write(t, filepath.Join(one, "left"), "")
+	two, ok := Cache{Dir: "/two"}.scratch()
+	t.Cleanup(func() { os.RemoveAll(two) })
+	if _, err := os.Stat(filepath.Join(one, "left")); !ok || one == two || err != nil {
+		t.Errorf("%s and %s, %t, %v", one, two, ok, err)
+	}
+	again, ok := Cache{Dir: "/one"}.scratch()
+	if left, err := os.ReadDir(again); !ok || again != one || err != nil || len(left) > 0 {
+		t.Errorf("%s after %s, %t, has %v, %v", again, one, ok, left, err)
 	}
 }
