@@ -92,6 +92,8 @@ const (
 	slow    = 900 * time.Millisecond
 	// announcing is how long a gateway may take to announce a connection to the others.
 	announcing = 50 * time.Millisecond
+	// boot is how long a machine that died takes to start at least. Its peers have found out by then.
+	boot = 3 * time.Second
 )
 
 var programs string // folder of the compiled gateway
@@ -145,6 +147,7 @@ func (c cell) run(t *testing.T) {
 	out := time.Now()
 	phase("the others serve")
 	short.await(each)
+	<-time.After(time.Until(died.Add(boot)))
 	phase("it reboots")
 	g.reboot(0)
 	g.awaitServing(c.announce.serving(g.all())...)

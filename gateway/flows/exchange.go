@@ -47,6 +47,10 @@ const (
 	requestTimeout = 5 * time.Second
 	retryInterval  = time.Second
 	reachInterval  = 50 * time.Millisecond
+	// silence is how long a peer may leave an array without acknowledgement before it is absent. questionInterval is the longest pause
+	// between two arrays on a stream: without flows, an empty one asks the peer.
+	silence          = 2 * time.Second
+	questionInterval = 500 * time.Millisecond
 )
 
 // Sharer is a balancer whose connections can continue at another gateway.
@@ -60,6 +64,13 @@ type Sharer interface {
 	// Import adds flows of a peer, and returns those whose VIP or backend this gateway does not have. Any goroutine may
 	// call it.
 	Import(all []Flow) (pending []Flow, err error)
+}
+
+// Hander is a Sharer that hands packets over to peers.
+type Hander interface {
+	// SetAbsent replaces the names of the peers to which nothing may be handed over, because their machines were silent and their agents
+	// have accepted no flows since: whatever they receive, they may not translate. Any goroutine may call it.
+	SetAbsent(peers map[string]bool) error
 }
 
 // Exchange sends the flows of a balancer to its peers, the other gateways of the group, and theirs to the balancer. A
@@ -81,6 +92,8 @@ type Exchange struct {
 	pending      map[Flow]time.Time // flows that wait for their VIP or backend, by arrival
 	revision     uint64             // number of SetPeers calls
 	retryPending signal.Signal      // notified when pending flows may be importable
+
+	telling sync.Mutex // held while the balancer is told which peers are absent; taken before mu
 }
 
 // New returns an exchange without peers.
@@ -93,6 +106,7 @@ func New(s Sharer, own *certs.Source, log *slog.Logger) *Exchange {
 
 // SetPeers replaces the peers. Call it after the balancer has applied its VIPs and backends.
 func (x *Exchange) SetPeers(peers []desired.PeerGateway) {
+	defer x.tellAbsent() // a peer that is absent may have been removed
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.revision++
@@ -111,6 +125,7 @@ func (x *Exchange) SetPeers(peers []desired.PeerGateway) {
 		transport := &http.Transport{TLSClientConfig: x.client(id), ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute}
 		p := newPeer(id, x.instance, transport)
 		p.noteInstance = func(instance string) { x.onPeerInstance(p, instance) }
+		p.noteAbsence = x.tellAbsent
 		ctx, stop := context.WithCancel(context.Background())
 		p.ctx, p.stop = ctx, func() {
 			stop()
@@ -141,6 +156,7 @@ func (x *Exchange) PullAll(ctx context.Context, every bool) {
 	x.mu.Unlock()
 	forEach(ctx, from, func(ctx context.Context, p *peer) {
 		all, err := p.pullReachable(ctx)
+		p.heard(err)
 		if err == nil {
 			err = x.importFlows(all, nil)
 		}
@@ -334,6 +350,27 @@ func (x *Exchange) onPeerInstance(p *peer, instance string) {
 	}
 	close(x.exportAgain)
 	x.exportAgain = make(chan struct{})
+}
+
+// tellAbsent tells the balancer which peers are absent.
+func (x *Exchange) tellAbsent() {
+	hander, ok := x.sharer.(Hander)
+	if !ok {
+		return
+	}
+	x.telling.Lock()
+	defer x.telling.Unlock()
+	absent := map[string]bool{}
+	x.mu.Lock()
+	for _, p := range x.peers {
+		if p.isAbsent() {
+			absent[p.Name] = true
+		}
+	}
+	x.mu.Unlock()
+	if err := hander.SetAbsent(absent); err != nil {
+		x.log.Warn("packets may still be handed over to a peer that is absent, or not yet to one that is back", "err", err)
+	}
 }
 
 // importFlows imports flows and keeps those that cannot be imported yet. since holds the arrival times of flows that were

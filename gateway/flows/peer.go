@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -28,6 +29,7 @@ type peer struct {
 	stop         context.CancelFunc
 	selfInstance string       // of this process
 	noteInstance func(string) // called with the instance of the peer
+	noteAbsence  func()       // called when absent has changed
 	instance     string       // of the peer, "" until known; guarded by the mutex of the exchange
 	pulled       bool         // whether PullAll has asked it
 
@@ -38,6 +40,7 @@ type peer struct {
 	opened []Flow        // go first, in the order in which they opened: one may have the port of another that has ended
 	resent map[ends]Flow // the other queued flows
 	stats  PeerStats     // without Queued
+	absent bool          // see Hander
 
 	received *receiving // the last stream that it sent; guarded by mu
 }
@@ -52,7 +55,7 @@ func (f *Flow) ends() ends { return ends{f.Protocol, f.Source, f.Backend} }
 
 func newPeer(id desired.PeerGateway, self string, transport http.RoundTripper) *peer {
 	return &peer{
-		PeerGateway: id, selfInstance: self, noteInstance: func(string) {},
+		PeerGateway: id, selfInstance: self, noteInstance: func(string) {}, noteAbsence: func() {},
 		client: &http.Client{Transport: transport, Timeout: requestTimeout}, streams: &http.Client{Transport: transport},
 		waits: signal.New(), returned: signal.New(), resent: map[ends]Flow{}, stats: PeerStats{Gateway: id.Name, URL: id.URL},
 	}
@@ -136,6 +139,7 @@ func (p *peer) sendLoop(ctx context.Context, log *slog.Logger) {
 			var accepts bool
 			if accepts, err = p.stream(ctx); err != nil {
 				p.countSent(0, err)
+				p.heard(err)
 				if !accepts {
 					requestsUntil = time.Now().Add(streamLifetime)
 				}
@@ -197,7 +201,10 @@ func (p *peer) post(ctx context.Context, contentType string, body io.Reader) (*h
 
 // send sends flows by a request of their own, and returns when the peer has imported them. It reports whether the peer receives streams.
 func (p *peer) send(ctx context.Context, some []Flow) (streams bool, err error) {
-	defer func() { p.countSent(len(some), err) }()
+	defer func() {
+		p.countSent(len(some), err)
+		p.heard(err)
+	}()
 	body, err := json.Marshal(some)
 	if err != nil {
 		return false, err
@@ -216,6 +223,36 @@ func (p *peer) send(ctx context.Context, some []Flow) (streams bool, err error) 
 	}
 	p.noteInstance(response.Header.Get(instanceHeader))
 	return response.Header.Get("Accept-Post") == streamType, nil
+}
+
+// heard notes the outcome of a request. A peer that answers in any other way than by accepting it may be a machine whose agent does not run,
+// which translates packets as before, unless it was silent meanwhile: then it may have been started again.
+func (p *peer) heard(err error) {
+	silent := func(target error) bool { return errors.Is(err, target) }
+	timeout := net.Error(nil)
+	switch {
+	case err == nil:
+		p.setAbsent(false)
+	case p.ctx != nil && p.ctx.Err() != nil:
+	case slices.ContainsFunc([]error{errSilent, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT}, silent), errors.As(err, &timeout) && timeout.Timeout():
+		p.setAbsent(true)
+	}
+}
+
+func (p *peer) setAbsent(absent bool) {
+	p.mu.Lock()
+	changed := p.absent != absent
+	p.absent = absent
+	p.mu.Unlock()
+	if changed {
+		p.noteAbsence()
+	}
+}
+
+func (p *peer) isAbsent() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.absent
 }
 
 // pullReachable is pull, again and again until the network leads to the peer or ctx is done. An IPv6 address of this machine cannot be

@@ -50,6 +50,7 @@ type ack struct {
 type sending struct {
 	p        *peer
 	watchdog *time.Timer   // ends the stream if the peer is silent
+	absence  *time.Timer   // notes before that the peer is absent
 	room     signal.Signal // notified when arrays were acknowledged
 
 	mu      sync.Mutex
@@ -73,8 +74,12 @@ func (p *peer) stream(ctx context.Context) (accepts bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	s := &sending{p: p, room: signal.New(), watchdog: time.AfterFunc(requestTimeout, func() { cancel(errSilent) })}
+	s := &sending{
+		p: p, room: signal.New(), watchdog: time.AfterFunc(requestTimeout, func() { cancel(errSilent) }),
+		absence: time.AfterFunc(silence, func() { p.setAbsent(true) }),
+	}
 	defer s.watchdog.Stop()
+	defer s.absence.Stop()
 	answered := make(chan error, 1)
 	go func() {
 		defer cancel(nil)
@@ -99,8 +104,10 @@ func (p *peer) stream(ctx context.Context) (accepts bool, err error) {
 func (s *sending) write(ctx context.Context, body io.Writer) bool {
 	end := time.NewTimer(streamLifetime)
 	defer end.Stop()
+	question := time.NewTimer(questionInterval)
+	defer question.Stop()
 	for arrays := json.NewEncoder(body); ; {
-		wake := s.p.waits
+		wake, asks := s.p.waits, false
 		if s.isFull() {
 			wake = s.room
 		}
@@ -109,15 +116,18 @@ func (s *sending) write(ctx context.Context, body io.Writer) bool {
 			return false
 		case <-end.C:
 			return true
+		case <-question.C:
+			asks = true
 		case <-wake.C():
 		}
 		if s.isFull() {
 			continue
 		}
 		some := s.p.take()
-		if len(some) == 0 {
+		if len(some) == 0 && !asks {
 			continue
 		}
+		question.Reset(questionInterval)
 		s.await(some)
 		if arrays.Encode(some) != nil {
 			return false // listen knows why
@@ -154,6 +164,7 @@ func (s *sending) listen(request *http.Request) error {
 		if err := s.acknowledge(a.Imported); err != nil {
 			return err
 		}
+		s.p.setAbsent(false)
 		if a.Refused != "" {
 			return errors.New(a.Refused)
 		}
@@ -168,6 +179,7 @@ func refusal(response *http.Response) error {
 
 // begin notes that the peer answers.
 func (s *sending) begin() {
+	defer s.p.setAbsent(false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.began = true
@@ -196,9 +208,11 @@ func (s *sending) end() {
 func (s *sending) watch() {
 	if len(s.unacked) == 0 && !s.ending {
 		s.watchdog.Stop()
+		s.absence.Stop()
 		return
 	}
 	s.watchdog.Reset(requestTimeout)
+	s.absence.Reset(silence)
 }
 
 // acknowledge forgets arrays that the peer has imported, given their number since the beginning of the stream.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -15,15 +16,19 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// receiver is a peer that receives streams, without a network.
+// receiver is a peer that receives streams, without a network. It acknowledges empty arrays by itself, unless it is silent: those of arrays
+// and acks have flows.
 type receiver struct {
 	arrays   chan []Flow // that it got by streams
 	acks     chan ack    // what it answers
 	opened   chan bool   // gets a value for each stream
 	requests chan []Flow // that it got by single requests
+	silent   bool        // does not acknowledge empty arrays
 	deaf     bool        // does not end its answers
 	ends     bool        // ends them at once
 	status   int         // of its answers to streams
@@ -46,7 +51,7 @@ func (r *receiver) RoundTrip(request *http.Request) (*http.Response, error) {
 	if r.status != http.StatusOK || r.ends {
 		return &http.Response{StatusCode: r.status, Body: http.NoBody}, nil
 	}
-	ended := make(chan struct{})
+	ended, came := make(chan struct{}), make(chan int, 1000)
 	go func() {
 		defer func() {
 			if !r.deaf {
@@ -58,13 +63,24 @@ func (r *receiver) RoundTrip(request *http.Request) (*http.Response, error) {
 			if arrays.Decode(&some) != nil {
 				return
 			}
-			r.arrays <- some
+			came <- len(some)
+			if len(some) > 0 {
+				r.arrays <- some
+			}
 		}
 	}()
 	body, to := io.Pipe()
 	go func() {
+		acked, flows, all := 0, 0, 0 // arrays
 		for answers := json.NewEncoder(to); ; {
 			select {
+			case n := <-came:
+				all++
+				if n > 0 {
+					flows++
+				} else if acked == flows && !r.silent {
+					_ = answers.Encode(ack{Imported: all})
+				}
 			case <-request.Context().Done():
 				to.CloseWithError(request.Context().Err())
 				return
@@ -72,6 +88,8 @@ func (r *receiver) RoundTrip(request *http.Request) (*http.Response, error) {
 				to.Close()
 				return
 			case a := <-r.acks:
+				acked = a.Imported
+				a.Imported += all - flows
 				_ = answers.Encode(a)
 			}
 		}
@@ -405,5 +423,69 @@ func TestRefusedArrays(t *testing.T) {
 				t.Errorf("statistics: %+v", s)
 			}
 		})
+	}
+}
+
+// A peer is absent once it leaves an array without acknowledgement, and until it acknowledges one or accepts a request.
+func TestAbsence(t *testing.T) {
+	t.Parallel()
+	for name, back := range map[string]func(*receiver){
+		"a late acknowledgement": func(r *receiver) { r.acks <- ack{Imported: 1} },
+		"another stream":         func(r *receiver) { <-r.requests },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			streaming(t, func(p *peer, r *receiver) {
+				told := 0
+				p.noteAbsence = func() { told++ }
+				<-time.After(streamLifetime/2 + questionInterval/2) // without flows
+				if p.isAbsent() || told > 0 {
+					t.Fatal("a peer that answers is absent")
+				}
+				r.silent = true
+				p.add(flow(1))
+				<-time.After(silence - 1)
+				if p.isAbsent() {
+					t.Error("a peer is absent too soon")
+				}
+				<-time.After(2)
+				if !p.isAbsent() || told != 1 {
+					t.Errorf("a peer that is silent is not absent, told %d times", told)
+				}
+				back(r)
+				synctest.Wait()
+				if p.isAbsent() || told != 2 {
+					t.Errorf("a peer that is back is absent, told %d times", told)
+				}
+			})
+		})
+	}
+}
+
+// A peer whose machine is silent is absent. One that refuses, or whose agent does not run, is not, unless it was before.
+func TestHeard(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		err           error
+		first, second bool // whether it is absent, if it was not and if it was
+	}{
+		{nil, false, false},
+		{fmt.Errorf("read: %w", unix.ECONNREFUSED), false, true},
+		{fmt.Errorf("read: %w", unix.ECONNRESET), false, true},
+		{errEnded, false, true},
+		{errors.New("403 Forbidden: no peer"), false, true},
+		{fmt.Errorf("dial: %w", unix.EHOSTUNREACH), true, true},
+		{fmt.Errorf("dial: %w", unix.ETIMEDOUT), true, true},
+		{fmt.Errorf("request: %w", context.DeadlineExceeded), true, true},
+		{errSilent, true, true},
+	} {
+		for was, want := range map[bool]bool{false: tc.first, true: tc.second} {
+			p := newPeer(desired.PeerGateway{}, "one", nil)
+			p.ctx = t.Context()
+			p.setAbsent(was)
+			if p.heard(tc.err); p.isAbsent() != want {
+				t.Errorf("%v: absent is %t after %t", tc.err, p.isAbsent(), was)
+			}
+		}
 	}
 }

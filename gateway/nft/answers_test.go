@@ -68,6 +68,52 @@ func TestAnswersByAnotherGateway(t *testing.T) {
 	})
 }
 
+// Nothing goes to all peers that are absent, whatever state is applied meanwhile. A peer that is back gets packets again.
+func TestAbsentPeers(t *testing.T) {
+	t.Parallel()
+	w := newTestbed(t)
+	w.serve()
+	s := w.state(func(v *desired.VIP) { v.Return = desired.Routed })
+	w.applySlots(s)
+	w.split()
+	absent := func(names ...string) {
+		t.Helper()
+		all := map[string]bool{}
+		for _, name := range names {
+			all[name] = true
+		}
+		in(t, w.gateways[1].ns, func() error { return w.gateways[1].SetAbsent(all) })
+	}
+	reaches := func(want bool) {
+		t.Helper()
+		wait := time.Second
+		if want {
+			wait = patience
+		}
+		for family, name := range familyNames {
+			err := w.client.Do(func() error {
+				from := net.TCPAddrFromAddrPort(netip.AddrPortFrom(clientAddrs[family], 0))
+				c, err := (&net.Dialer{LocalAddr: from, Timeout: wait}).DialContext(t.Context(), "tcp", netip.AddrPortFrom(vips[family], vipPort).String())
+				if err == nil {
+					err = c.Close()
+				}
+				return err
+			})
+			if (err == nil) != want {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	absent("another")
+	reaches(true)
+	absent(withSlots(s, 0, func(int) int { return 0 }).Peers[0].Name)
+	reaches(false)
+	w.applySlots(s)
+	reaches(false)
+	absent()
+	reaches(true)
+}
+
 // A connection goes on when its port's slot gets another owner, which does not know it and may be the one that gets the answers.
 func TestSlotsMove(t *testing.T) {
 	t.Parallel()

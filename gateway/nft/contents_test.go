@@ -62,7 +62,7 @@ func TestChangesLeadToState(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "changes") {
 			s := states.Draw(t, "state")
 			c, _ := b.replaceVIPs(s.VIPs)
-			b.replaceGroup(groupElements(s), c)
+			b.replaceGroup(groupElements(s, nil), c)
 			most, writes, parts, ended := rapid.IntRange(1, 3000).Draw(t, "most"), 0, 0, false
 			for part, last := range c.parts(most) {
 				if ended {
@@ -87,7 +87,7 @@ func TestChangesLeadToState(t *testing.T) {
 			}
 			fresh := newContents()
 			fresh.replaceVIPs(s.VIPs)
-			fresh.replaceGroup(groupElements(s), newChanges())
+			fresh.replaceGroup(groupElements(s, nil), newChanges())
 			if c := diff(have, fresh.all()); c.size() != 0 {
 				t.Fatalf("have and want differ: %v", c)
 			}

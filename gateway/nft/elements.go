@@ -118,8 +118,8 @@ func endpoint(a netip.Addr, p clusterset.Protocol, port uint16) string {
 }
 
 // groupElements returns the elements of the sets that depend on the gateway's group: ownPorts, owners, previousOwners, peers and peerAddrs. Without
-// slots there are none of ownPorts, and the gateway takes any port.
-func groupElements(s *desired.State) map[familySet]map[string]string {
+// slots there are none of ownPorts, and the gateway takes any port. Nothing goes to all peers that are absent, given their names.
+func groupElements(s *desired.State, absent map[string]bool) map[familySet]map[string]string {
 	all := map[familySet]map[string]string{}
 	for _, f := range families {
 		put := func(in set, key, value string) {
@@ -155,7 +155,7 @@ func groupElements(s *desired.State) map[familySet]map[string]string {
 				continue
 			}
 			put(peerAddrs, to, "")
-			if known < maxPeers {
+			if known < maxPeers && !absent[s.Peers[i].Name] {
 				put(peers, peerKey(known), to)
 				known++
 			}

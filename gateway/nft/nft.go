@@ -46,6 +46,9 @@ type Balancer struct {
 	removed map[pair]bool
 	// gonePeers are addresses of removed peers. The entries of connections that they kept must still be deleted.
 	gonePeers map[netip.Addr]bool
+	// applied is the last state; nil before the first one. absent names its peers to which nothing is handed over.
+	applied *desired.State
+	absent  map[string]bool
 	// unverified are frontends that may have such connections from before this process, see noteUnverified; nil until its
 	// first write.
 	unverified map[pair]bool
@@ -92,7 +95,7 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	defer b.mu.Unlock()
 	before, group := slices.Collect(maps.Values(b.contents.vips)), b.contents.group
 	c, had := b.contents.replaceVIPs(s.VIPs)
-	b.contents.replaceGroup(groupElements(s), c)
+	b.contents.replaceGroup(groupElements(s, b.absent), c)
 	if err := b.write(c); err != nil {
 		b.contents.replaceVIPs(before)
 		b.contents.group = group
@@ -103,10 +106,33 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 		}
 		return err
 	}
+	b.applied = s
 	now := newSharedState(s)
 	b.notePeers(b.state.Swap(now), now)
 	b.noteRemoved(had)
 	b.deleteStaleSoon()
+	return nil
+}
+
+// SetAbsent implements flows.Hander. A machine that has started and has no rules yet would forward what is handed over, or answer it with an
+// ICMP error about its hop limit, by which Linux ends a handshake (tcp_req_err).
+func (b *Balancer) SetAbsent(peers map[string]bool) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if maps.Equal(b.absent, peers) {
+		return nil
+	}
+	b.absent = peers
+	if b.applied == nil {
+		return nil
+	}
+	c := newChanges()
+	b.contents.replaceGroup(groupElements(b.applied, peers), c)
+	if err := b.write(c); err != nil {
+		b.generation = 0 // the next check for drift writes it
+		b.reopen()
+		return err
+	}
 	return nil
 }
 

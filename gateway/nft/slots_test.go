@@ -177,7 +177,7 @@ func TestSlotsAreElements(t *testing.T) {
 	b := newContents()
 	writes := func(owner func(slot int) int) int {
 		c := newChanges()
-		b.replaceGroup(groupElements(withSlots(&desired.State{}, 1, owner)), c)
+		b.replaceGroup(groupElements(withSlots(&desired.State{}, 1, owner), nil), c)
 		return len(c.add[familySet{ownPorts, true}])
 	}
 	alternate := func(slot int) int { return slot % 2 }
