@@ -10,7 +10,7 @@ export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 go = go run ./tools/hugepages go
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images release check unit test test-kernels test-kernels-arm64 test-images-arm64 test-gateways test-external-dns test-policies test-security-groups test-release race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
+.PHONY: help generate build images release check unit test test-kernels test-kernels-arm64 test-images-arm64 test-gateways test-external-dns test-policies test-security-groups test-release test-install race soak demo demo-down demo-gateway demo-gateway-down conformance-report migration
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,10 @@ test-security-groups: ## OVN judges packets by the security groups that policies
 
 test-release: ## a release of the commit, built twice for all platforms, has the same bytes
 	$(go) run ./tools/release/twice
+
+test-install: ## the commands of README's installation on a new lab, from a release; ends with "install: ok"
+	$(go) run ./e2e/install
+	$(go) run ./e2e/install down
 
 race: ## the tests that need neither privileges nor an API server, with the race detector
 	$(go) run ./tools/test -race
