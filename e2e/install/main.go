@@ -72,7 +72,7 @@ func install(ctx context.Context, lab *cluster.Lab) (err error) {
 	if err := u.prepare(ctx); err != nil {
 		return err
 	}
-	fmt.Println("clusters stand, and the release is a folder")
+	fmt.Fprintln(os.Stdout, "clusters stand, and the release is a folder")
 	begin := time.Now()
 	for _, c := range commands {
 		if err := u.run(ctx, c); err != nil {
@@ -82,7 +82,7 @@ func install(ctx context.Context, lab *cluster.Lab) (err error) {
 	if err := u.curl(ctx); err != nil {
 		return err
 	}
-	fmt.Printf("install: ok, curl answers %.0f s after the first command\n", time.Since(begin).Seconds())
+	fmt.Fprintf(os.Stdout, "install: ok, curl answers %.0f s after the first command\n", time.Since(begin).Seconds())
 	return nil
 }
 
@@ -98,7 +98,7 @@ func page(path string) (all []command, err error) {
 	if err != nil {
 		return nil, err
 	}
-	blocks, member, last := blocks, false, ""
+	member, last := false, ""
 	for _, text := range documents.Commands(blocks, "Install") {
 		for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", "")) {
 			line, comment, _ := strings.Cut(strings.TrimSpace(line), "# ")
@@ -133,7 +133,7 @@ func (u *user) prepare(ctx context.Context) error {
 		{"run", "./tools/release", "--version", version, "--platforms", "linux/" + runtime.GOARCH, "--images", "agent,controller,isthmusctl", "--unclean", "--output", u.release},
 		{"build", "-C", "tools/helm", "-ldflags=-s -w", "-o", filepath.Join(u.programs, "helm"), "helm.sh/helm/v4/cmd/helm"},
 	} {
-		fmt.Println("go", strings.Join(args, " "))
+		fmt.Fprintln(os.Stdout, "go", strings.Join(args, " "))
 		if _, err := process.Output(compile.Go(ctx, args...)); err != nil {
 			return err
 		}
@@ -174,14 +174,14 @@ func (u *user) run(ctx context.Context, c command) error {
 
 // shell runs a command in the folder of the release, on a machine that reaches the clusters and the registry.
 func (u *user) shell(ctx context.Context, text string) error {
-	fmt.Println("$", text)
+	fmt.Fprintln(os.Stdout, "$", text)
 	begin := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if _, err := process.Output(u.command(ctx, text)); err != nil {
 		return err
 	}
-	fmt.Printf("  %.1f s\n", time.Since(begin).Seconds())
+	fmt.Fprintf(os.Stdout, "  %.1f s\n", time.Since(begin).Seconds())
 	return nil
 }
 
@@ -205,7 +205,7 @@ func (u *user) curl(ctx context.Context) error {
 	for {
 		said, err := process.Output(u.command(ctx, ask))
 		if err == nil {
-			fmt.Printf("$ %s\n%s\n", ask, strings.TrimSpace(said))
+			fmt.Fprintf(os.Stdout, "$ %s\n%s\n", ask, strings.TrimSpace(said))
 			return nil
 		}
 		select {
