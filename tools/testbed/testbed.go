@@ -114,6 +114,9 @@ func Prepare(ctx context.Context, cfg Config) (*Testbed, error) {
 	if _, err := os.Stat(tb.Lab.Dir()); err == nil {
 		tb.Step("lab %q stands already: bring it up to date", cfg.Name)
 	}
+	if err := tb.Lab.BuildPrograms(ctx); err != nil {
+		return nil, err
+	}
 	both, bothCtx := errgroup.WithContext(ctx) // a lab that comes up waits a lot
 	both.Go(func() (err error) {
 		tb.archives, err = tb.build(bothCtx)

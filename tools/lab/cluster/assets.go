@@ -41,6 +41,18 @@ func Assets(ctx context.Context, cfg Config) (string, error) {
 	return dir, nil
 }
 
+// BuildPrograms builds the programs of all labs, unless they are there. No lab has to be up. Up does so too, but a caller that compiles
+// something while a lab comes up calls it before: two builds at once compile the packages that they share twice.
+func (l *Lab) BuildPrograms(ctx context.Context) error {
+	unlock, err := l.cache.Lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	_, err = l.cache.Programs(ctx)
+	return err
+}
+
 // The names of optional programs.
 const (
 	ExternalDNS = cache.ExternalDNS
