@@ -13,6 +13,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/documents"
 )
 
@@ -139,13 +140,11 @@ func newAdministration(t *testing.T) *administration {
 			b.Text = strings.ReplaceAll(b.Text, "oci://registry.example.org/team/charts/isthmus --version 0.1.0", filepath.Join(root, "deploy/helm/isthmus"))
 		}
 	}
-	find := exec.CommandContext(ctx, "go", "tool", "-modfile=tools/helm/go.mod", "-n", "helm")
-	find.Dir = root
-	helm, err := find.Output()
+	helm, err := compile.Helm(ctx, root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.write("helm", "#!/bin/sh\nexec "+strings.TrimSpace(string(helm))+" \"$@\"\n")
+	a.write("helm", "#!/bin/sh\nexec "+helm+" \"$@\"\n")
 	for _, node := range []string{"node-1", "node-2"} {
 		a.shell("kubectl create -f - <<< '" + `{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "` + node + `"}}` + "'")
 	}

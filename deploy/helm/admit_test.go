@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 // namespace is the release's.
@@ -76,8 +77,11 @@ func TestServerAcceptsChart(t *testing.T) {
 // rendered returns the objects that the chart renders with a file of values, in the order of Helm.
 func rendered(t *testing.T, file string) []*unstructured.Unstructured {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "template", "isthmus", "deploy/helm/isthmus",
-		"--namespace", namespace, "--values", filepath.Join("deploy/helm", file))
+	helm, err := compile.Helm(t.Context(), "../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), helm, "template", "isthmus", "deploy/helm/isthmus", "--namespace", namespace, "--values", filepath.Join("deploy/helm", file))
 	cmd.Dir = "../.."
 	out, err := cmd.Output()
 	if err != nil {

@@ -15,6 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 // chartSource is the folder of the chart in the repository.
@@ -139,5 +141,9 @@ func (r *release) render(ctx context.Context, staged string) error {
 
 // helm runs the pinned Helm.
 func (r *release) helm(ctx context.Context, args ...string) (string, error) {
-	return said(ctx, r.root, "go", append([]string{"tool", "-modfile=tools/helm/go.mod", "helm"}, args...)...)
+	program, err := compile.Helm(ctx, r.root)
+	if err != nil {
+		return "", err
+	}
+	return said(ctx, r.root, program, args...)
 }

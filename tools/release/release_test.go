@@ -30,6 +30,7 @@ import (
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/spdx/tools-golang/spdxlib"
 
+	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/images/product"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -329,14 +330,12 @@ func checkImages(t *testing.T, dir string) {
 		}
 	}
 	// As values they would survive an upgrade with --reuse-values, and pin the images of the former release.
-	values := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "show", "values", filepath.Join(dir, "isthmus-0.0.1-rc.1.tgz"))
-	values.Dir = "../.."
+	values := helm(t, "show", "values", filepath.Join(dir, "isthmus-0.0.1-rc.1.tgz"))
 	if said, err := values.CombinedOutput(); err != nil || strings.Contains(string(said), "@sha256") || !strings.Contains(string(said), "\n  digests: {}\n") {
 		t.Errorf("the digests are values of the chart (%v):\n%s", err, said)
 	}
-	packed := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "template", "isthmus",
+	packed := helm(t, "template", "isthmus",
 		filepath.Join(dir, "isthmus-0.0.1-rc.1.tgz"), "--set", "image.registry=registry.example.org/team")
-	packed.Dir = "../.."
 	said, err := packed.CombinedOutput()
 	if err != nil || !strings.Contains(string(said), "image: registry.example.org/team/isthmus/agent:"+testVersion+"@sha256:") {
 		t.Errorf("the packed chart: %v\n%s", err, said)
@@ -354,9 +353,8 @@ func checkRegistry(t *testing.T, dir string) {
 	if err != nil || strings.Count(string(said), ".sig@sha256:") != 6 || strings.Count(string(said), ".att@sha256:") != 6 || strings.Count(string(said), "\n") != 18 {
 		t.Fatalf("isthmusctl images push: %v\n%s", err, said)
 	}
-	install := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/helm/go.mod", "helm", "template", "isthmus",
+	install := helm(t, "template", "isthmus",
 		"oci://"+to+"/charts/isthmus", "--version", "0.0.1-rc.1", "--plain-http", "--set", "image.registry="+to)
-	install.Dir = "../.."
 	said, err = install.CombinedOutput()
 	if err != nil || !strings.Contains(string(said), "image: "+to+"/isthmus/controller:"+testVersion+"@sha256:") {
 		t.Errorf("helm template: %v\n%s", err, said)
@@ -432,4 +430,14 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", s, err, tt.want)
 		}
 	}
+}
+
+// helm is a command of the pinned Helm.
+func helm(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	program, err := compile.Helm(t.Context(), "../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exec.CommandContext(t.Context(), program, args...)
 }

@@ -18,18 +18,14 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/tools/check/schemas"
+	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 // chart is the folder of the chart, from the root.
 const chart = "deploy/helm/isthmus"
 
-// helmProgram builds the pinned Helm once, and returns its path: each "go tool helm" would read its whole module graph.
-var helmProgram = sync.OnceValues(func() (string, error) {
-	cmd := exec.Command("go", "tool", "-modfile=tools/helm/go.mod", "-n", "helm")
-	cmd.Dir = root
-	path, err := cmd.Output()
-	return strings.TrimSpace(string(path)), err
-})
+// helmProgram builds the pinned Helm once, and returns its path.
+var helmProgram = sync.OnceValues(func() (string, error) { return compile.Helm(context.Background(), root) })
 
 // helm runs the pinned Helm at the root and returns its output.
 func helm(t *testing.T, args ...string) (stdout, stderr string, err error) {
