@@ -141,9 +141,11 @@ func (r *release) render(ctx context.Context, staged string) error {
 
 // helm runs the pinned Helm.
 func (r *release) helm(ctx context.Context, args ...string) (string, error) {
-	program, err := compile.Helm(ctx, r.root)
-	if err != nil {
-		return "", err
+	if r.helmProgram == "" {
+		var err error
+		if r.helmProgram, err = compile.Helm(ctx, r.root); err != nil {
+			return "", err
+		}
 	}
-	return said(ctx, r.root, program, args...)
+	return said(ctx, r.root, r.helmProgram, args...)
 }

@@ -77,6 +77,8 @@ type release struct {
 	key   *key // nil: nothing is signed
 	out   io.Writer
 	start time.Time
+
+	helmProgram string // "" until it is needed
 }
 
 func (r *release) step(format string, args ...any) {

@@ -332,9 +332,13 @@ func (c Cache) scratch() (folder string, ok bool) {
 	if !roomFor(memory, uint64(3+runtime.NumCPU())<<30) {
 		return "", false
 	}
-	// The cache is locked, so whatever is there is of a build that was killed.
+	return c.scratchIn(memory)
+}
+
+// scratchIn makes the folder of this cache in another one. The cache is locked, so whatever is there is of a build that was killed.
+func (c Cache) scratchIn(parent string) (folder string, ok bool) {
 	key, err := Key([]string{c.Dir, strconv.Itoa(os.Getuid())})
-	folder = filepath.Join(memory, "isthmus-lab-build-"+key)
+	folder = filepath.Join(parent, "isthmus-lab-build-"+key)
 	return folder, err == nil && os.RemoveAll(folder) == nil && os.Mkdir(folder, 0o700) == nil
 }
 
