@@ -49,7 +49,7 @@ func TestNearestServe(t *testing.T) {
 		t.Fatal(err)
 	}
 	nearInB(t, true)
-	if _, err := bed.Kubectl(ctx, "a", "wait", "pod", "near-1", "near-2", "--namespace", namespace, "--for", "condition=Ready", "--timeout", "60s"); err != nil {
+	if _, err := bed.Kubectl(ctx, "a", "wait", "pod", "near-1", "near-2", "--namespace", namespace, "--for", "condition=Ready", "--timeout", patience.String()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -265,7 +265,7 @@ func TestLeavingServers(t *testing.T) {
 		if err := bed.Apply(ctx, "b", strings.ReplaceAll(leaving, "NAME", pod)); err != nil {
 			t.Fatal(err)
 		}
-		kubectl("wait", "pod", pod, "--for", "condition=Ready", "--timeout", "60s")
+		kubectl("wait", "pod", pod, "--for", "condition=Ready", "--timeout", patience.String())
 	}
 	end := func(pod string) {
 		t.Helper()

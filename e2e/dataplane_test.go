@@ -36,7 +36,7 @@ func offer(t *testing.T, service, preStop string, members ...string) netip.Addr 
 		})
 	}
 	for _, m := range members {
-		if _, err := bed.Kubectl(ctx, m, "rollout", "status", "deployment/"+service, "--namespace", namespace, "--timeout", "90s"); err != nil {
+		if _, err := bed.Kubectl(ctx, m, "rollout", "status", "deployment/"+service, "--namespace", namespace, "--timeout", patience.String()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -144,7 +144,7 @@ func replaceUnderLoad(t *testing.T, name string, vip netip.Addr) report {
 	}
 	for _, args := range [][]string{
 		{"rollout", "restart", "deployment/" + name},
-		{"rollout", "status", "deployment/" + name, "--timeout", "90s"},
+		{"rollout", "status", "deployment/" + name, "--timeout", patience.String()},
 	} {
 		if _, err := bed.Kubectl(t.Context(), "b", append(args, "--namespace", namespace)...); err != nil {
 			t.Error(err)

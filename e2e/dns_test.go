@@ -144,7 +144,7 @@ func TestHeadlessNamesInEveryCluster(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		if _, err := bed.Kubectl(t.Context(), member, "rollout", "status", "statefulset/db", "--namespace", namespace, "--timeout", "60s"); err != nil {
+		if _, err := bed.Kubectl(t.Context(), member, "rollout", "status", "statefulset/db", "--namespace", namespace, "--timeout", patience.String()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := bed.Isthmusctl(t.Context(), member, "export", "service", "db", "--namespace", namespace); err != nil {
@@ -180,7 +180,7 @@ func TestHeadlessNamesInEveryCluster(t *testing.T) {
 	if _, err := bed.Kubectl(t.Context(), "b", "scale", "statefulset/db", "--namespace", namespace, "--replicas", "0"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bed.Kubectl(t.Context(), "b", "wait", "pod/db-0", "pod/db-1", "--namespace", namespace, "--for", "delete", "--timeout", "60s"); err != nil {
+	if _, err := bed.Kubectl(t.Context(), "b", "wait", "pod/db-0", "pod/db-1", "--namespace", namespace, "--for", "delete", "--timeout", patience.String()); err != nil {
 		t.Fatal(err)
 	}
 	hosts()
@@ -263,7 +263,7 @@ func TestReplacedAgentsLoseNoLookup(t *testing.T) {
 	needBed(t)
 	const daemonSet = "daemonset/isthmus-agent"
 	end := lookups(t, "--timeout", "15s") // a resolver tries twice, for five seconds each
-	for _, args := range [][]string{{"rollout", "restart", daemonSet}, {"rollout", "status", daemonSet, "--timeout", "120s"}} {
+	for _, args := range [][]string{{"rollout", "restart", daemonSet}, {"rollout", "status", daemonSet, "--timeout", patience.String()}} {
 		if _, err := bed.Kubectl(t.Context(), "a", append(args, "--namespace", testbed.Namespace)...); err != nil {
 			t.Error(err)
 		}
@@ -308,13 +308,18 @@ func TestLookupsAreNotTracked(t *testing.T) {
 	if after := failed(); after != before {
 		t.Errorf("insert_failed went from %d to %d", before, after)
 	}
+	source, err := bed.Kubectl(t.Context(), "b", "get", "pod", "client", "--namespace", namespace, "--output", "jsonpath={.status.podIP}")
+	if err != nil {
+		t.Fatal(err)
+	}
 	entries, err := bed.Node(t.Context(), node, "conntrack", "--dump")
 	if err != nil {
 		t.Fatal(err)
 	}
+	// CoreDNS, too, asks the cluster's DNS server, to know whether it is well; only NodeLocal DNSCache asks the agent.
 	for line := range strings.Lines(entries) {
-		for _, server := range []string{clusterDNS, testbed.NodeLocalDNSAddress, "169.254.20.53"} {
-			if strings.Contains(line, "dst="+server+" ") && strings.Contains(line, " dport=53 ") {
+		for _, hop := range []string{"src=" + source + " dst=" + clusterDNS, "src=" + source + " dst=" + testbed.NodeLocalDNSAddress, " dst=169.254.20.53"} {
+			if strings.Contains(line, hop+" ") && strings.Contains(line, " dport=53 ") {
 				t.Errorf("tracked: %s", line)
 			}
 		}
@@ -496,7 +501,7 @@ func TestCoreDNSWithoutAgents(t *testing.T) {
 	if err := bed.Apply(t.Context(), "a", multicluster); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bed.Kubectl(t.Context(), "a", "wait", "pod/coredns-multicluster", "--namespace", "kube-system", "--for", "condition=Ready", "--timeout", "60s"); err != nil {
+	if _, err := bed.Kubectl(t.Context(), "a", "wait", "pod/coredns-multicluster", "--namespace", "kube-system", "--for", "condition=Ready", "--timeout", patience.String()); err != nil {
 		t.Fatal(err)
 	}
 	server, err := bed.Kubectl(t.Context(), "a", "get", "pod", "coredns-multicluster", "--namespace", "kube-system", "--output", "jsonpath={.status.podIP}")

@@ -190,7 +190,7 @@ func readyAgain(ctx context.Context, c topology.Cluster, since time.Time) error 
 			return err
 		}
 	}
-	_, err := bed.Kubectl(ctx, c.Name, "wait", "nodes", "--all", "--for", "condition=Ready", "--timeout", "60s")
+	_, err := bed.Kubectl(ctx, c.Name, "wait", "nodes", "--all", "--for", "condition=Ready", "--timeout", patience.String())
 	return err
 }
 

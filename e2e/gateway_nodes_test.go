@@ -77,7 +77,7 @@ func gatewaysOnNodes(t *testing.T, nodes ...string) {
 	}
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		_, gone := bed.Kubectl(ctx, "a", of("delete", "gatewaynode", "--ignore-not-found", "--timeout", "60s")...)
+		_, gone := bed.Kubectl(ctx, "a", of("delete", "gatewaynode", "--ignore-not-found", "--timeout", patience.String())...)
 		_, label := bed.Kubectl(ctx, "a", of("label", "node", "isthmus.dev/gateway-")...)
 		if err := errors.Join(gone, bed.SetValues(ctx, "a", noneOnNodes), label); err != nil {
 			t.Error(err)
@@ -112,17 +112,7 @@ func gatewayOnNode(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
 	gatewaysOnNodes(t, "a1")
-	t.Cleanup(func() {
-		if _, err := bed.Kubectl(context.WithoutCancel(ctx), "a", "delete", "service/onnode", "deployment/onnode", "--namespace", namespace, "--ignore-not-found", "--timeout", "60s"); err != nil {
-			t.Error(err)
-		}
-	})
-	servers := strings.NewReplacer("NAME", "onnode", "CLUSTER_ID", "a", "PRE_STOP", "0", "    spec:\n", "    spec:\n      nodeName: a2\n").Replace(dataplaneWorkload)
-	for _, manifest := range []string{servers, onNode} { // it creates another Service of the servers
-		if err := bed.Apply(ctx, "a", manifest); err != nil {
-			t.Fatal(err)
-		}
-	}
+	serve(t, "onnode", onNode, "    spec:\n", "    spec:\n      nodeName: a2\n")
 	vip := answersOn(t, "onnode", "a1")
 	pod := func(args ...string) {
 		t.Helper()
@@ -130,12 +120,12 @@ func gatewayOnNode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	pod("delete", "pod", "--selector", "app.kubernetes.io/name=isthmus-gateway", "--timeout", "60s")
-	pod("rollout", "status", "daemonset/isthmus-gateway", "--timeout", "90s")
+	pod("delete", "pod", "--selector", "app.kubernetes.io/name=isthmus-gateway", "--timeout", patience.String())
+	pod("rollout", "status", "daemonset/isthmus-gateway", "--timeout", patience.String())
 	if again := answersOn(t, "onnode", "a1"); again != vip {
 		t.Errorf("it had %s and has %s", vip, again)
 	}
-	pod("delete", "daemonset", "isthmus-gateway", "--cascade=foreground", "--timeout", "60s")
+	pod("delete", "daemonset", "isthmus-gateway", "--cascade=foreground", "--timeout", patience.String())
 	if has, err := nodeHas(ctx, "a1", vip); err != nil || has {
 		t.Errorf("no gateway runs, and the node has %s: %t, %v", vip, has, err)
 	}

@@ -76,21 +76,7 @@ func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired
 			t.Error(err)
 		}
 	})
-	servers := strings.NewReplacer("NAME", "outside", "CLUSTER_ID", "a", "PRE_STOP", "0").Replace(dataplaneWorkload)
-	for _, manifest := range []string{servers, outside} { // it creates another Service of the servers
-		if err := bed.Apply(ctx, "a", manifest); err != nil {
-			t.Fatal(err)
-		}
-	}
-	gone := func(ctx context.Context) error {
-		_, err := bed.Kubectl(ctx, "a", "delete", "service/outside", "deployment/outside", "--namespace", namespace, "--ignore-not-found", "--timeout", "60s")
-		return err
-	}
-	t.Cleanup(func() {
-		if err := gone(context.WithoutCancel(ctx)); err != nil {
-			t.Error(err)
-		}
-	})
+	serve(t, "outside", outside)
 	address := floatingIP(t, "outside")
 	reached(t, g, address)
 	if balancer == desired.NFTables { // the controller treats both alike
@@ -100,7 +86,7 @@ func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired
 	if balancer == desired.NFTables { // and so do nodes
 		nodePorts(t, g, address)
 	}
-	if err := gone(ctx); err != nil {
+	if err := removeServed(ctx, "outside"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "1", "http://"+address.String()); err == nil {
@@ -228,7 +214,7 @@ func whileItWorks(t *testing.T, g *gateways.Installation, d death, had int) bool
 
 // dismiss deletes a Service and waits for that.
 func dismiss(ctx context.Context, service string) error {
-	_, err := bed.Kubectl(ctx, "a", "delete", "service", service, "--namespace", namespace, "--ignore-not-found", "--timeout", "60s")
+	_, err := bed.Kubectl(ctx, "a", "delete", "service", service, "--namespace", namespace, "--ignore-not-found", "--timeout", patience.String())
 	return err
 }
 
@@ -243,7 +229,7 @@ func dieUnderTraffic(t *testing.T, g *gateways.Installation, address netip.Addr)
 	}
 	defer open.Close()
 	short := flow(t, edgeClient(g), "--url", "http://"+address.String(), "--rate", "100", "--concurrency", "50")
-	for _, args := range [][]string{{"scale", "deployment/outside", "--replicas", "3"}, {"rollout", "status", "deployment/outside", "--timeout", "60s"}} {
+	for _, args := range [][]string{{"scale", "deployment/outside", "--replicas", "3"}, {"rollout", "status", "deployment/outside", "--timeout", patience.String()}} {
 		if _, err := bed.Kubectl(ctx, "a", append(args, "--namespace", namespace)...); err != nil {
 			t.Fatal(err)
 		}

@@ -75,20 +75,28 @@ func operatorsTour(t *testing.T, e *gateways.Edge, dir string) {
 	has(t, g, "with two Services", gateways.Objects{Ports: 2, FloatingIPs: 1})
 }
 
-// serve creates servers, and a Service of them for clients outside, until the test ends.
-func serve(t *testing.T, name, manifest string) {
+// serve creates servers, and a Service of them for clients outside, until the test ends. edits change the servers' manifest: an old
+// text and the new one, as for strings.NewReplacer.
+func serve(t *testing.T, name, manifest string, edits ...string) {
 	t.Helper()
-	servers := strings.NewReplacer("NAME", name, "CLUSTER_ID", "a", "PRE_STOP", "0").Replace(dataplaneWorkload)
 	t.Cleanup(func() {
-		if _, err := bed.Kubectl(context.WithoutCancel(t.Context()), "a", "delete", "service/"+name, "deployment/"+name, "--namespace", namespace, "--ignore-not-found", "--timeout", "60s"); err != nil {
+		if err := removeServed(context.WithoutCancel(t.Context()), name); err != nil {
 			t.Error(err)
 		}
 	})
+	edits = append([]string{"NAME", name, "CLUSTER_ID", "a", "PRE_STOP", "0"}, edits...)
+	servers := strings.NewReplacer(edits...).Replace(dataplaneWorkload)
 	for _, m := range []string{servers, manifest} { // the second is another Service of the servers
 		if err := bed.Apply(t.Context(), "a", m); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// removeServed removes what serve has created, and returns when it is gone.
+func removeServed(ctx context.Context, name string) error {
+	_, err := bed.Kubectl(ctx, "a", "delete", "service/"+name, "deployment/"+name, "--namespace", namespace, "--ignore-not-found", "--timeout", patience.String())
+	return err
 }
 
 // serveInside does the same with a Service of inside.
@@ -184,7 +192,7 @@ func (a *asking) failedSince(then time.Time) []answer {
 // awaitPods waits until all pods of a Deployment answer.
 func (a *asking) awaitPods(t *testing.T, name string, replicas int) {
 	t.Helper()
-	for _, args := range [][]string{{"scale", "deployment/" + name, "--replicas", fmt.Sprint(replicas)}, {"rollout", "status", "deployment/" + name, "--timeout", "120s"}} {
+	for _, args := range [][]string{{"scale", "deployment/" + name, "--replicas", fmt.Sprint(replicas)}, {"rollout", "status", "deployment/" + name, "--timeout", patience.String()}} {
 		if _, err := bed.Kubectl(t.Context(), "a", append(args, "--namespace", namespace)...); err != nil {
 			t.Fatal(err)
 		}

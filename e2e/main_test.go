@@ -91,7 +91,7 @@ func deploy(ctx context.Context) error {
 		if err := importedFrom(ctx, member, "a b"); err != nil {
 			return err
 		}
-		if _, err := bed.Kubectl(ctx, member, "wait", "pod", "--selector", "role=client", "--namespace", namespace, "--for", "condition=Ready", "--timeout", "60s"); err != nil {
+		if _, err := bed.Kubectl(ctx, member, "wait", "pod", "--selector", "role=client", "--namespace", namespace, "--for", "condition=Ready", "--timeout", patience.String()); err != nil {
 			return err
 		}
 	}
@@ -112,7 +112,7 @@ func startWorkload(ctx context.Context, clusters ...string) error {
 		}
 	}
 	for _, member := range clusters {
-		if _, err := bed.Kubectl(ctx, member, "rollout", "status", "deployment/echo", "--namespace", namespace, "--timeout", "90s"); err != nil {
+		if _, err := bed.Kubectl(ctx, member, "rollout", "status", "deployment/echo", "--namespace", namespace, "--timeout", patience.String()); err != nil {
 			return err
 		}
 	}

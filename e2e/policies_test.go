@@ -130,7 +130,7 @@ func policiesHold(t *testing.T) {
 	if err := bed.Apply(ctx, "a", strings.NewReplacer("CLUSTER_ID", "a", "CLIENT_NODE", clientNodes["a"]).Replace(shoppers)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bed.Kubectl(ctx, "a", "wait", "pod/shopper", "--for", "condition=Ready", "--namespace", namespace, "--timeout", "90s"); err != nil {
+	if _, err := bed.Kubectl(ctx, "a", "wait", "pod/shopper", "--for", "condition=Ready", "--namespace", namespace, "--timeout", patience.String()); err != nil {
 		t.Fatal(err)
 	}
 	reached("the next shopper in a", in("a", "shopper"), vault["a"], testbed.Members()...)

@@ -37,7 +37,7 @@ func TestQuotaControllerRuns(t *testing.T) {
 	if _, err := bed.Isthmusctl(ctx, "a", "deploy-broker", "--broker-namespace", broker, "--quota-controller", "isthmus/controller:dev"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bed.Kubectl(ctx, "a", "rollout", "status", deployment, "--namespace", broker, "--timeout", "120s"); err != nil {
+	if _, err := bed.Kubectl(ctx, "a", "rollout", "status", deployment, "--namespace", broker, "--timeout", patience.String()); err != nil {
 		logs, logErr := bed.Kubectl(ctx, "a", "logs", deployment, "--namespace", broker)
 		t.Fatal(errors.Join(err, logErr), logs)
 	}

@@ -1,5 +1,5 @@
-// Test runs every test of the repository. It first installs and builds the programs that tests need. Packages that bring up
-// labs (real clusters) run after most others. The report ends with the slowest packages and tests and a line of counts:
+// Test runs every test of the repository. It first installs and builds the programs that tests need. The package on a large
+// lab (real clusters) runs after all others. The report ends with the slowest packages and tests and a line of counts:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test -unit                # tests that need neither privileges nor an API server
@@ -51,16 +51,17 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// onLab is the package whose tests share a large lab. It runs after most others: some of its tests measure how long something takes,
-// and the inotify instances of a machine (fs.inotify.max_user_instances, often 128) suffice for it and no other lab.
+// onLab is the package whose tests share a large lab. It runs alone, after all others: its clusters need the CPUs, some of its tests
+// measure how long something takes, and the inotify instances of a machine (fs.inotify.max_user_instances, often 128) suffice for it
+// and no other lab.
 const onLab = module + "e2e"
 
 // smallLab is the package whose tests bring up a small one.
 const smallLab = module + "tools/lab/cluster"
 
-// besideLab are packages that run beside it: they use little CPU time, because they wait for Leases to expire, or packets must not
-// wait for a CPU in them.
-var besideLab = []string{module + "controlplane/federation", module + "controlplane/broker/membership", module + "gateway/ebpf"}
+// patient are packages that run after the busy ones and before the lab: they wait for Leases to expire, or packets must not wait for
+// a CPU in them. Beside busy packages or a large lab they take four times as long.
+var patient = []string{module + "controlplane/federation", module + "controlplane/broker/membership", module + "gateway/ebpf"}
 
 // long are the packages of the first phase that start first, the longest one first, so that the phase does not end with one
 // long package alone.
@@ -212,17 +213,13 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 // runSoak runs packages in rounds, with the race detector. Each package starts its own API servers.
 func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packages []string) error {
 	args = append(args, "-count=1", "-timeout="+packageLimit.String(), "-race")
-	first, second := split(packages)
 	for round := range rounds {
 		env := env
 		step("round %d of %d", round+1, rounds)
 		if round == 0 { // one round with production values is enough
 			env = append(slices.Clone(env), fullLength)
 		}
-		if err := testBusily(ctx, r, env, args, first); err != nil {
-			return err
-		}
-		if err := testOnLab(ctx, r, env, args, second); err != nil {
+		if err := inPhases(ctx, r, env, args, packages); err != nil {
 			return err
 		}
 	}
@@ -230,7 +227,7 @@ func runSoak(ctx context.Context, r *report.Report, rounds int, env, args, packa
 }
 
 // runOnce runs packages once. Those that depend on nothing but their source come first, unless Go's cache has their results.
-// The others follow in two phases, the second one with the large lab, and borrow their API servers from one pool.
+// The others follow in phases, and borrow their API servers from one pool.
 func runOnce(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	units, others, err := byNeed(ctx, packages)
 	if err != nil {
@@ -246,18 +243,31 @@ func runOnce(ctx context.Context, r *report.Report, env, args, packages []string
 	}
 	defer func() { err = errors.Join(err, servers.Close()) }()
 	env = append(slices.Clone(env), pool.Variable+"="+servers.Socket())
-	args = append(args, "-count=1")
-	first, second := split(others)
-	if err := testBusily(ctx, r, env, args, first); err != nil {
-		return err
-	}
-	return testOnLab(ctx, r, env, args, second)
+	return inPhases(ctx, r, env, append(args, "-count=1"), others)
 }
 
-// testBusily tests packages, twice as many at a time as there are CPUs, or as its quota allows: many tests wait.
-func testBusily(ctx context.Context, r *report.Report, env, args, packages []string) error {
-	step("test %d packages", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(2*runtime.GOMAXPROCS(0))}, packages))
+// inPhases tests packages: most of them first, twice as many at a time as there are CPUs, or as the quota allows, because many tests
+// wait; then the patient ones; then the one on the large lab.
+func inPhases(ctx context.Context, r *report.Report, env, args, packages []string) error {
+	cpus := runtime.GOMAXPROCS(0)
+	busy, waiting, lab := phases(packages)
+	for _, phase := range []struct {
+		packages []string
+		args     []string
+	}{
+		{busy, []string{"-p=" + strconv.Itoa(2*cpus)}},
+		{waiting, []string{"-p=" + strconv.Itoa(2*cpus-1)}},
+		{lab, []string{"-parallel=" + strconv.Itoa(parallelOnLab(cpus))}},
+	} {
+		if len(phase.packages) == 0 {
+			continue
+		}
+		step("test %d packages, %s", len(phase.packages), strings.Join(phase.args, " "))
+		if err := goTest(ctx, r, env, slices.Concat(args, phase.args, phase.packages)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // lendServers starts a pool of API servers with the programs of env. The caller closes it.
@@ -278,17 +288,6 @@ func parallelOnLab(cpus int) int {
 		return 1
 	}
 	return 3
-}
-
-// testOnLab tests the packages of the second phase, on one CPU one after the other: beside a lab, an API server of another test
-// would not answer in time.
-func testOnLab(ctx context.Context, r *report.Report, env, args, packages []string) error {
-	if len(packages) == 0 {
-		return nil
-	}
-	step("test %d packages, on a large lab or beside it", len(packages))
-	cpus := runtime.GOMAXPROCS(0)
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(2*cpus-1), "-parallel=" + strconv.Itoa(parallelOnLab(cpus))}, packages))
 }
 
 // prepare installs and builds the programs that tests use. It returns the environment of the tests, and whether a skip is a
@@ -375,20 +374,21 @@ func byNeed(ctx context.Context, packages []string) (units, others []string, err
 	return units, others, nil
 }
 
-// split divides packages into the two phases, each in the order to start them. Without the large lab there is one phase.
-func split(packages []string) (first, second []string) {
-	last := append([]string{onLab}, besideLab...)
-	haveLab := slices.Contains(packages, onLab)
+// phases divides packages into those of each phase, in the order to start them.
+func phases(packages []string) (busy, waiting, lab []string) {
 	for _, pkg := range packages {
-		if haveLab && slices.Contains(last, pkg) {
-			second = append(second, pkg)
-		} else {
-			first = append(first, pkg)
+		switch {
+		case pkg == onLab:
+			lab = append(lab, pkg)
+		case slices.Contains(patient, pkg):
+			waiting = append(waiting, pkg)
+		default:
+			busy = append(busy, pkg)
 		}
 	}
-	slices.SortStableFunc(first, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
-	slices.SortFunc(second, func(a, b string) int { return cmp.Compare(rank(last, a), rank(last, b)) })
-	return first, second
+	slices.SortStableFunc(busy, func(a, b string) int { return cmp.Compare(rank(long, a), rank(long, b)) })
+	slices.SortFunc(waiting, func(a, b string) int { return cmp.Compare(rank(patient, a), rank(patient, b)) })
+	return busy, waiting, lab
 }
 
 // rank is a package's place in order, or after its end.

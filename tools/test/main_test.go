@@ -8,22 +8,19 @@ import (
 	"testing"
 )
 
-// The large lab, and the packages that run beside it, make up the second phase; long packages come first in each, and all packages
-// with a place of their own exist.
-func TestSplit(t *testing.T) {
+// The large lab is the last phase, alone, and patient packages are the one before it. Long packages come first in theirs, and all
+// packages with a place of their own exist.
+func TestPhases(t *testing.T) {
 	all, err := withTests(t.Context(), []string{module + "..."})
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, second := split(all)
-	if want := append([]string{onLab}, besideLab...); !slices.Equal(second, want) {
-		t.Errorf("the second phase is %v, want %v", second, want)
+	busy, waiting, lab := phases(all)
+	if !slices.Equal(waiting, patient) || !slices.Equal(lab, []string{onLab}) {
+		t.Errorf("the last phases are %v and %v, want %v and %s", waiting, lab, patient, onLab)
 	}
-	if !slices.Equal(first[:len(long)], long) || !slices.Contains(first, module+"dns") || !slices.Contains(first, module+"tools/lab/topology") {
-		t.Errorf("the first phase is %v, want first %v", first, long)
-	}
-	if first, second := split(besideLab); !slices.Equal(first, besideLab) || len(second) > 0 {
-		t.Errorf("without the lab the phases are %v and %v, want one", first, second)
+	if !slices.Equal(busy[:len(long)], long) || !slices.Contains(busy, module+"dns") || !slices.Contains(busy, module+"tools/lab/topology") {
+		t.Errorf("the first phase is %v, want first %v", busy, long)
 	}
 }
 
