@@ -647,7 +647,8 @@ __noinline int forward_error(struct __sk_buff *skb, struct packet *p)
 	return fast ? redirect_to_next_hop(c) : TC_ACT_UNSPEC;
 }
 
-/* Handles an ICMP message to a VIP. Neighbour discovery passes, and errors go on to their flow's other side. */
+/* Handles an ICMP message to a VIP. Neighbour discovery passes, and errors go on to their flow's other side, or to the
+ * gateway that has the flow. */
 static __always_inline int serve_icmp(struct __sk_buff *skb, struct packet *p, const struct gateway_vip *vip)
 {
 	__u8 transport = p->key.proto;
@@ -660,6 +661,9 @@ static __always_inline int serve_icmp(struct __sk_buff *skb, struct packet *p, c
 		if (verdict != TC_ACT_SHOT)
 			return verdict;
 		p->key.proto = transport;
+		verdict = hand_error(skb, p);
+		if (verdict != TC_ACT_SHOT)
+			return verdict;
 	}
 	if (vip->flags & GATEWAY_OWN)
 		return TC_ACT_UNSPEC;
@@ -720,7 +724,7 @@ __noinline int open_flow(struct __sk_buff *skb, const struct packet *p, const st
 		return verdict == TC_ACT_SHOT ? drop(0, GATEWAY_DROP_NO_FLOW) : verdict;
 	}
 	if (fe && !is_syn(p)) {
-		verdict = hand_to_owner(skb, p);
+		verdict = hand_to_owner(skb, p, &p->key);
 		if (verdict != TC_ACT_SHOT)
 			return verdict;
 	}

@@ -38,6 +38,7 @@
 #include "gateway.h"
 #include "gateway_maps.h"
 #include "net.h"
+#include "packet_error.h"
 #include "packet_parse.h"
 #include "packet_refuse.h"
 #include "route.h"
@@ -334,31 +335,43 @@ static __always_inline bool may_matter_to_owner(const struct packet *p, const st
 /* An entry of `peer_flows` is valid for so long after it was last seen. */
 #define PEER_FLOW_NS (NS_PER_S * 300)
 
-/* Hands a client's packet over to the owner of its flow. Returns TC_ACT_SHOT if there is none, or it cannot be reached.
- * Such an owner is dead: the packet then opens another flow, whose backend resets the connection. */
-__noinline int hand_to_owner(struct __sk_buff *skb, const struct packet *p)
+/* Hands a packet over to the owner of a flow. Returns TC_ACT_SHOT if there is none, or it cannot be reached. Such an
+ * owner is dead: a client's packet then opens another flow, whose backend resets the connection. */
+__noinline int hand_to_owner(struct __sk_buff *skb, const struct packet *p, const struct conn_key *key)
 {
 	struct gateway_peer_flow *flow;
 	struct gateway_peer owner;
 	struct peer_link to = {};
-	struct conn_key key;
+	struct conn_key k;
 	__u64 now = now_ns();
 
-	if (!p || !can_hand_over(p))
+	if (!p || !key || !can_hand_over(p))
 		return TC_ACT_SHOT;
-	key = p->key;
-	flow = bpf_map_lookup_elem(&peer_flows, &key);
+	k = *key;
+	flow = bpf_map_lookup_elem(&peer_flows, &k);
 	if (!flow || since(flow->seen, now) >= PEER_FLOW_NS)
 		return TC_ACT_SHOT;
 	owner = flow->owner;
 	flow->seen = now;
 	if (find_link(skb, &owner, &to) != PEER_FOUND) {
-		bpf_map_delete_elem(&peer_flows, &key);
+		bpf_map_delete_elem(&peer_flows, &k);
 		return TC_ACT_SHOT;
 	}
 	if (find_sender(skb))
 		return TC_ACT_SHOT;
 	return redirect_to_peer(skb, p, &to);
+}
+
+/* Hands an ICMP error about a packet to a client over to the owner of that packet's flow. Routers choose the gateway of
+ * an error by other addresses than that of the flow, and choose the same one each time. Returns as hand_to_owner. */
+__noinline int hand_error(struct __sk_buff *skb, const struct packet *p)
+{
+	struct packet quoted = {};
+
+	if (!p)
+		return TC_ACT_SHOT;
+	find_quoted(skb, p, &quoted); /* no flow of this gateway, but its key */
+	return hand_to_owner(skb, p, &quoted.key);
 }
 
 /* Hands a copy of a packet to every other gateway, one of which has its flow. Returns false if there is none,

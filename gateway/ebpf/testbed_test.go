@@ -244,7 +244,7 @@ func (w *testbed) serve() {
 			}))
 			closers = append(closers, c.Close)
 			serving.Go(func() {
-				b := make([]byte, 2048)
+				b := make([]byte, 1<<13)
 				for {
 					n, from, err := c.ReadFromUDPAddrPort(b)
 					if err != nil {
@@ -343,7 +343,7 @@ func (c *conn) ask(text string) (backend, seen netip.Addr, err error) {
 }
 
 func (c *conn) hear(text string) (backend, seen netip.Addr, err error) {
-	b := make([]byte, 2048)
+	b := make([]byte, 1<<13)
 	n, err := c.Read(b)
 	if err != nil {
 		return backend, seen, err
@@ -382,7 +382,7 @@ func (w *testbed) listen() (stop func() map[netip.Addr]int) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		b := make([]byte, 2048)
+		b := make([]byte, 1<<13)
 		for {
 			n, from, err := unix.Recvfrom(fd, b, 0)
 			select {

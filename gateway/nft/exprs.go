@@ -187,6 +187,8 @@ const (
 var (
 	destinationTranslated = connection(expr.CtKeySTATUS, ipsDstNAT, expr.CmpOpNeq)
 	established           = state(expr.CtStateBitESTABLISHED)
+	// known continues for packets of a known connection and for ICMP errors about them.
+	known = state(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED)
 	// kept continues if a peer keeps the connection, see tracked.
 	kept = connection(expr.CtKeySTATUS, ipsFixedTimeout, expr.CmpOpNeq)
 	// halfOpen continues if the connection awaits the packet that opens it.

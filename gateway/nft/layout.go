@@ -146,7 +146,7 @@ func (f family) balance() []rule {
 // refuse receives packets for a VIP that no rule of balance took.
 func (f family) refuse() []rule {
 	rules := []rule{
-		{"established connections pass", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
+		{"established connections pass", join(known, accept)},
 		{"the packet was balanced", join(destinationTranslated, accept)},
 	}
 	for _, r := range []struct {

@@ -60,7 +60,7 @@ func (f family) unknown() []rule {
 func (f family) questionFromPeer() []rule {
 	return []rule{
 		{"another peer keeps the connection", join(kept, count, drop)},
-		{"a peer handed it over", join(established, f.setHops(afterwards), count, accept)},
+		{"a peer handed it over", join(known, f.setHops(afterwards), count, accept)},
 		{"a client connects again by a port that it had before", join(protocolIs(unix.IPPROTO_TCP), flags(synAck, syn), f.setHops(afterwards), count, accept)},
 		{"drop a client's packet that a peer handed over in vain", join(count, drop)},
 	}
