@@ -154,7 +154,11 @@ func TestFailoverAfterChange(t *testing.T) {
 	less := each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })
 	w.apply(w.state(less))
 	w.serve()
-	all := w.openStreams(0, 16)
+	var all streams
+	for i := range uint16(16) { // the hash is of these ports, so that the same connections break each time
+		all.idle = append(all.idle, w.openFrom(netip.AddrPortFrom(clientAddrs[0], 20_000+i), 0, "echo"))
+		all.download = append(all.download, w.openFrom(netip.AddrPortFrom(clientAddrs[0], 21_000+i), 0, "download"))
+	}
 	w.apply(w.state())
 	w.cut(0)
 	known := w.tracked(1)
