@@ -615,6 +615,7 @@ __noinline int forward(struct __sk_buff *skb, struct packet *p, struct conn *c)
 		return reply_as_router(skb, p, c->service, c->mtu);
 	if (p->part == PART_FIRST)
 		remember_fragment(p);
+	count_traffic(c->service, p->key.reply || c->window & WINDOW_SECOND, skb->gso_segs ?: 1, p->end - p->l3);
 	rewrite(skb, p, c, p->key.reply, fast);
 	if (c->flags & GATEWAY_DOUBLE_NAT && !p->key.reply && !translate_again(skb, p, c))
 		return drop(c->service, GATEWAY_DROP_NO_FLOW);

@@ -45,6 +45,8 @@ type (
 	GatewayOpened = gatewayGatewayOpened
 	// GatewayRefusalKey is the key of the map refusals, whose value is a count.
 	GatewayRefusalKey = gatewayRefusalKey
+	// GatewayTraffic is the value of the map traffic on each CPU, whose key is the id of a frontend.
+	GatewayTraffic = gatewayGatewayTraffic
 	// GatewayTable is the only value of each map in tables: the backend id of every slot.
 	GatewayTable = [16381]uint32
 )
@@ -93,6 +95,7 @@ const (
 	MapHandedOver       = gatewayMapHandedOver
 	MapGatewaySettings  = gatewayMapGatewaySettings
 	MapHalfOpen         = gatewayMapHalfOpen
+	MapGatewayTraffic   = gatewayMapTraffic
 	MapGatewayOpened    = gatewayMapOpened
 	MapGatewayLost      = gatewayMapOpenedLost
 	MapXDPDevices       = gatewayMapXdpDevices

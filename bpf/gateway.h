@@ -112,6 +112,19 @@ struct gateway_peer_flow {
 };
 _Static_assert(sizeof(struct gateway_peer_flow) == 24, "gateway_peer_flow is 24 bytes");
 
+struct gateway_sum {
+	__u64 packets;
+	__u64 bytes; /* of IP packets */
+};
+_Static_assert(sizeof(struct gateway_sum) == 16, "gateway_sum is 16 bytes");
+
+/* Value of `traffic`, an array whose index is a frontend's id: what this CPU has forwarded of its flows. */
+struct gateway_traffic {
+	struct gateway_sum to_backends;
+	struct gateway_sum to_clients;
+};
+_Static_assert(sizeof(struct gateway_traffic) == 32, "gateway_traffic is 32 bytes");
+
 /* The only value of `gateway_settings`. */
 struct gateway_settings {
 	__u32 next_backend; /* the id of the next new backend. Only the agent uses it: no id is ever reused */

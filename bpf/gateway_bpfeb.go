@@ -207,6 +207,20 @@ type gatewayGatewaySourceKey struct {
 	Addr       [16]uint8
 }
 
+type gatewayGatewayTraffic struct {
+	_          structs.HostLayout
+	ToBackends struct {
+		_       structs.HostLayout
+		Packets uint64
+		Bytes   uint64
+	}
+	ToClients struct {
+		_       structs.HostLayout
+		Packets uint64
+		Bytes   uint64
+	}
+}
+
 type gatewayGatewayVip struct {
 	_      structs.HostLayout
 	Source [16]uint8
@@ -274,6 +288,7 @@ const (
 	gatewayMapSlots           = "slots"
 	gatewayMapSources         = "sources"
 	gatewayMapTables          = "tables"
+	gatewayMapTraffic         = "traffic"
 	gatewayMapUdpFlows        = "udp_flows"
 	gatewayMapUnknownFlows    = "unknown_flows"
 	gatewayMapVips            = "vips"
@@ -363,6 +378,7 @@ type gatewayMapSpecs struct {
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
 	Tables          *ebpf.MapSpec `ebpf:"tables"`
+	Traffic         *ebpf.MapSpec `ebpf:"traffic"`
 	UdpFlows        *ebpf.MapSpec `ebpf:"udp_flows"`
 	UnknownFlows    *ebpf.MapSpec `ebpf:"unknown_flows"`
 	Vips            *ebpf.MapSpec `ebpf:"vips"`
@@ -426,6 +442,7 @@ type gatewayMaps struct {
 	Slots           *ebpf.Map `ebpf:"slots"`
 	Sources         *ebpf.Map `ebpf:"sources"`
 	Tables          *ebpf.Map `ebpf:"tables"`
+	Traffic         *ebpf.Map `ebpf:"traffic"`
 	UdpFlows        *ebpf.Map `ebpf:"udp_flows"`
 	UnknownFlows    *ebpf.Map `ebpf:"unknown_flows"`
 	Vips            *ebpf.Map `ebpf:"vips"`
@@ -462,6 +479,7 @@ func (m *gatewayMaps) Close() error {
 		m.Slots,
 		m.Sources,
 		m.Tables,
+		m.Traffic,
 		m.UdpFlows,
 		m.UnknownFlows,
 		m.Vips,

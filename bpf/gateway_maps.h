@@ -158,6 +158,27 @@ struct {
 	__type(value, struct gateway_xdp_device);
 } xdp_devices SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, GATEWAY_FRONTENDS_MAX);
+	__type(key, __u32);
+	__type(value, struct gateway_traffic);
+} traffic SEC(".maps");
+
+/* Not inlined, to save stack in its callers. */
+static __noinline int count_traffic(__u32 frontend_id, bool to_client, __u32 packets, __u32 bytes)
+{
+	struct gateway_traffic *t = bpf_map_lookup_elem(&traffic, &frontend_id);
+	struct gateway_sum *sum;
+
+	if (!t)
+		return 0;
+	sum = to_client ? &t->to_clients : &t->to_backends;
+	sum->packets += packets;
+	sum->bytes += bytes;
+	return 0;
+}
+
 /* One number for each CPU: packets that the XDP program has sent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

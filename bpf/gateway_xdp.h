@@ -190,22 +190,22 @@ static __always_inline bool find_neighbour(struct xdp_md *ctx, const struct fram
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) == BPF_FIB_LKUP_RET_SUCCESS;
 }
 
-/* Finds the new ends of a frame, and its next hop. */
-static __always_inline bool find_flow_and_neighbour(struct xdp_md *ctx, const struct frame *f, struct ends *to,
-						    struct bpf_fib_lookup *fib)
+/* Finds the new ends of a frame, and its next hop. Returns the entry of its flow, or NULL if the ingress must handle
+ * the packet. */
+static __always_inline struct conn *find_flow_and_neighbour(struct xdp_md *ctx, const struct frame *f, bool reply,
+							    struct ends *to, struct bpf_fib_lookup *fib)
 {
-	bool reply = !bpf_map_lookup_elem(&vips, f->ends.destination);
 	struct conn *c;
 	bool double_nat;
 
 	*to = f->ends;
 	c = translate_ends(to, f, reply);
 	if (!c || !(c->flags & CONN_FAST))
-		return false;
+		return NULL;
 	double_nat = c->flags & GATEWAY_DOUBLE_NAT;
 	if (double_nat && reply) /* the backend's packets go to the source address instead */
-		return false;
-	return find_neighbour(ctx, f, to, fib) && (!double_nat || translate_ends(to, f, true));
+		return NULL;
+	return find_neighbour(ctx, f, to, fib) && (!double_nat || translate_ends(to, f, true)) ? c : NULL;
 }
 
 static __always_inline void write_frame(struct frame *f, const struct ends *to, const struct bpf_fib_lookup *fib)
@@ -250,16 +250,23 @@ static __always_inline int forward_established(struct xdp_md *ctx)
 	struct bpf_fib_lookup fib = {};
 	struct frame f = {};
 	struct ends to;
+	struct conn *c;
 	__u64 *sent;
+	bool reply;
 
 	/* A device in promiscuous mode also delivers frames for other machines. */
-	if (!device || !read_frame(ctx, &f) || !is_for(device, &f) || !find_flow_and_neighbour(ctx, &f, &to, &fib))
+	if (!device || !read_frame(ctx, &f) || !is_for(device, &f))
+		return XDP_PASS;
+	reply = !bpf_map_lookup_elem(&vips, f.ends.destination);
+	c = find_flow_and_neighbour(ctx, &f, reply, &to, &fib);
+	if (!c)
 		return XDP_PASS;
 	out = fib.ifindex;
 	device = bpf_map_lookup_elem(&xdp_devices, &out);
 	if (!device || !device->sends)
 		return XDP_PASS;
 	write_frame(&f, &to, &fib);
+	count_traffic(c->service, reply || c->window & WINDOW_SECOND, 1, f.length);
 	sent = bpf_map_lookup_elem(&xdp_sent, &zero);
 	if (sent)
 		++*sent;

@@ -49,29 +49,27 @@ func (g *gateway) httpServer(l net.Listener, more ...prometheus.Collector) *http
 	return server
 }
 
-// metricsOf returns the metrics of a balancer, of which only eBPF has some.
+// metricsOf returns the metrics of a balancer, of which only eBPF has one of XDP.
 func metricsOf(b balancer) []prometheus.Collector {
-	counted := connections(b.Counts)
-	with, ok := b.(*ebpf.Balancer)
-	if !ok {
-		return []prometheus.Collector{counted}
-	}
-	return []prometheus.Collector{
-		counted, refusals(with.Refusals),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "isthmus_gateway_xdp_packets_total", Help: "Packets that XDP programs sent from the driver.",
-		}, func() float64 { return float64(with.Sent()) }),
+	all := []prometheus.Collector{
+		connections(b.Counts), refusals(b.Refusals),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "isthmus_gateway_handed_over_packets_total", Help: "Packets of unknown connections that were handed over to other gateways.",
-		}, func() float64 { return float64(with.HandedOver()) }),
+		}, func() float64 { return float64(b.HandedOver()) }),
 	}
+	if with, ok := b.(*ebpf.Balancer); ok {
+		all = append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "isthmus_gateway_xdp_packets_total", Help: "Packets that XDP programs sent from the driver.",
+		}, func() float64 { return float64(with.Sent()) }))
+	}
+	return all
 }
 
 // refusals exports the packets that a balancer refused or dropped, read at each scrape.
-type refusals func() (map[ebpf.Refusal]uint64, error)
+type refusals func() (map[flows.Refusal]uint64, error)
 
 var metricRefusedPackets = prometheus.NewDesc("isthmus_gateway_refused_packets_total",
-	"Packets that were refused or dropped, by Service (none for a packet of no Service, and for removed ones) and reason.", []string{"service", "reason"}, nil)
+	"Packets that were refused or dropped, by Service (none for a packet of no Service, for removed ones, and with nftables) and reason.", []string{"service", "reason"}, nil)
 
 // Describe implements prometheus.Collector.
 func (refusals) Describe(ch chan<- *prometheus.Desc) { ch <- metricRefusedPackets }
@@ -87,20 +85,25 @@ func (r refusals) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// connections exports the flows of each Service of the applied state, read at each scrape.
+// connections exports the flows and the traffic of each Service of the applied state, read at each scrape.
 type connections func() (map[flows.CountKey]flows.Counts, error)
 
 var (
 	metricOpened = prometheus.NewDesc("isthmus_gateway_connections_total",
 		"TCP connections that have opened, and UDP flows that have lasted, by Service and protocol.", []string{"service", "protocol"}, nil)
+	metricPackets = prometheus.NewDesc("isthmus_gateway_forwarded_packets_total",
+		"Packets that were forwarded to backends or to clients, by Service and protocol.", []string{"service", "protocol", "to"}, nil)
+	metricBytes = prometheus.NewDesc("isthmus_gateway_forwarded_bytes_total",
+		"Bytes of those IP packets.", []string{"service", "protocol", "to"}, nil)
 	metricActive = prometheus.NewDesc("isthmus_gateway_active_connections",
 		"Open TCP connections and UDP flows, by Service and protocol, as counted some seconds ago.", []string{"service", "protocol"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (connections) Describe(ch chan<- *prometheus.Desc) {
-	ch <- metricOpened
-	ch <- metricActive
+	for _, m := range []*prometheus.Desc{metricOpened, metricActive, metricPackets, metricBytes} {
+		ch <- m
+	}
 }
 
 // Collect implements prometheus.Collector.
@@ -112,6 +115,10 @@ func (c connections) Collect(ch chan<- prometheus.Metric) {
 	for k, n := range counts {
 		ch <- prometheus.MustNewConstMetric(metricOpened, prometheus.CounterValue, float64(n.Opened), k.Service, k.Protocol)
 		ch <- prometheus.MustNewConstMetric(metricActive, prometheus.GaugeValue, float64(n.Active), k.Service, k.Protocol)
+		for to, sum := range map[string]flows.Sum{"backends": n.ToBackends, "clients": n.ToClients} {
+			ch <- prometheus.MustNewConstMetric(metricPackets, prometheus.CounterValue, float64(sum.Packets), k.Service, k.Protocol, to)
+			ch <- prometheus.MustNewConstMetric(metricBytes, prometheus.CounterValue, float64(sum.Bytes), k.Service, k.Protocol, to)
+		}
 	}
 }
 

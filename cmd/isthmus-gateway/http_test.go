@@ -19,7 +19,6 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/httpserver"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
-	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/gateway/flows"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -96,8 +95,8 @@ func openCerts(t *testing.T, by *certs.Authority) *certs.Source {
 	return s
 }
 
-// Packets sent by XDP, and those handed over, are counted only with an eBPF balancer.
-func TestPacketsOfEBPFAreCounted(t *testing.T) {
+// Packets that are handed over are counted, with eBPF also those sent by XDP.
+func TestPacketsAreCounted(t *testing.T) {
 	netlab.Privileged(t)
 	for _, kind := range []desired.Balancer{desired.EBPF, desired.NFTables} {
 		cfg := defaults()
@@ -109,10 +108,13 @@ func TestPacketsOfEBPFAreCounted(t *testing.T) {
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(metricsOf(b)...)
 		found, err := registry.Gather()
-		if err != nil || len(found) != 0 != (kind == desired.EBPF) {
-			t.Errorf("%s: metrics %v, %v", kind, found, err)
+		names := []string{"isthmus_gateway_handed_over_packets_total"}
+		if kind == desired.EBPF {
+			names = append(names, "isthmus_gateway_xdp_packets_total")
 		}
-		names := []string{"isthmus_gateway_handed_over_packets_total", "isthmus_gateway_xdp_packets_total"}
+		if err != nil || len(found) != len(names) {
+			t.Fatalf("%s: metrics %v, %v", kind, found, err)
+		}
 		for i, m := range found { // no packet was refused yet
 			if m.GetName() != names[i] || m.GetMetric()[0].GetCounter().GetValue() != 0 {
 				t.Errorf("%s: %s", kind, m)
@@ -124,21 +126,38 @@ func TestPacketsOfEBPFAreCounted(t *testing.T) {
 	}
 }
 
-// Connections are counted by Service and protocol.
+// Connections, packets and bytes are counted by Service and protocol.
 func TestConnectionsOfServices(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(connections(func() (map[flows.CountKey]flows.Counts, error) {
-		return map[flows.CountKey]flows.Counts{{Service: "shop/web", Protocol: "TCP"}: {Opened: 3, Active: 2}}, nil
+		return map[flows.CountKey]flows.Counts{{Service: "shop/web", Protocol: "TCP"}: {Opened: 3, Active: 2, Traffic: flows.Traffic{
+			ToBackends: flows.Sum{Packets: 5, Bytes: 600}, ToClients: flows.Sum{Packets: 7, Bytes: 8000},
+		}}}, nil
 	}))
 	found, err := registry.Gather()
-	if err != nil || len(found) != 2 {
-		t.Fatalf("metrics %v, %v", found, err)
+	if err != nil {
+		t.Fatal(err)
 	}
-	active, opened := found[0].GetMetric()[0], found[1].GetMetric()[0]
-	if found[0].GetName() != "isthmus_gateway_active_connections" || active.GetGauge().GetValue() != 2 ||
-		found[1].GetName() != "isthmus_gateway_connections_total" || opened.GetCounter().GetValue() != 3 ||
-		opened.GetLabel()[0].GetValue()+" "+opened.GetLabel()[1].GetValue() != "TCP shop/web" {
-		t.Errorf("metrics %v", found)
+	have := map[string]float64{}
+	for _, family := range found {
+		for _, m := range family.GetMetric() {
+			name := family.GetName()
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			have[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue() // one of which it has
+		}
+	}
+	want := map[string]float64{
+		"isthmus_gateway_active_connections TCP shop/web":               2,
+		"isthmus_gateway_connections_total TCP shop/web":                3,
+		"isthmus_gateway_forwarded_packets_total TCP shop/web backends": 5,
+		"isthmus_gateway_forwarded_packets_total TCP shop/web clients":  7,
+		"isthmus_gateway_forwarded_bytes_total TCP shop/web backends":   600,
+		"isthmus_gateway_forwarded_bytes_total TCP shop/web clients":    8000,
+	}
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("metrics (-want +have):\n%s", diff)
 	}
 	registry = prometheus.NewRegistry()
 	registry.MustRegister(connections(func() (map[flows.CountKey]flows.Counts, error) { return nil, errors.New("no such map") }))
@@ -149,26 +168,26 @@ func TestConnectionsOfServices(t *testing.T) {
 
 // Refused packets are counted by Service and reason.
 func TestRefusedPackets(t *testing.T) {
-	want := map[ebpf.Refusal]uint64{{Service: "shop/web", Reason: "no_flow"}: 2, {Reason: "new_flows"}: 1}
+	want := map[flows.Refusal]uint64{{Service: "shop/web", Reason: "no_flow"}: 2, {Reason: "new_flows"}: 1}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(refusals(func() (map[ebpf.Refusal]uint64, error) { return want, nil }))
+	registry.MustRegister(refusals(func() (map[flows.Refusal]uint64, error) { return want, nil }))
 	found, err := registry.Gather()
 	if err != nil || len(found) != 1 || found[0].GetName() != "isthmus_gateway_refused_packets_total" {
 		t.Fatalf("metrics %v, %v", found, err)
 	}
-	have := map[ebpf.Refusal]uint64{}
+	have := map[flows.Refusal]uint64{}
 	for _, m := range found[0].GetMetric() {
 		labels := map[string]string{}
 		for _, l := range m.GetLabel() {
 			labels[l.GetName()] = l.GetValue()
 		}
-		have[ebpf.Refusal{Service: labels["service"], Reason: labels["reason"]}] = uint64(m.GetCounter().GetValue())
+		have[flows.Refusal{Service: labels["service"], Reason: labels["reason"]}] = uint64(m.GetCounter().GetValue())
 	}
 	if diff := cmp.Diff(want, have); diff != "" {
 		t.Error(diff)
 	}
 	registry = prometheus.NewRegistry()
-	registry.MustRegister(refusals(func() (map[ebpf.Refusal]uint64, error) { return nil, errors.New("no such map") }))
+	registry.MustRegister(refusals(func() (map[flows.Refusal]uint64, error) { return nil, errors.New("no such map") }))
 	if _, err := registry.Gather(); err == nil || !strings.Contains(err.Error(), "no such map") {
 		t.Errorf("maps that cannot be read: %v", err)
 	}

@@ -136,8 +136,11 @@ func newAnnouncers(cfg Config, m mark, log *slog.Logger) ([]agent.Announcer, err
 type balancer interface {
 	agent.Component
 	flows.Sharer
-	// Counts returns the flows of each Service, for metrics.
+	// Counts returns the flows of each Service and their traffic, Refusals the packets that were refused or dropped, and HandedOver the
+	// packets that peers got, for metrics.
 	Counts() (map[flows.CountKey]flows.Counts, error)
+	Refusals() (map[flows.Refusal]uint64, error)
+	HandedOver() uint64
 }
 
 func newBalancer(cfg Config, log *slog.Logger) (balancer, error) {

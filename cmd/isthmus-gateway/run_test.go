@@ -65,6 +65,10 @@ func (l leaving) Close(context.Context, bool) error {
 
 func (opening) Counts() (map[flows.CountKey]flows.Counts, error) { return nil, nil }
 
+func (opening) Refusals() (map[flows.Refusal]uint64, error) { return nil, nil }
+
+func (opening) HandedOver() uint64 { return 0 }
+
 func (opening) All(func(flows.Flow) error) error { return nil }
 
 func (o opening) Import(all []flows.Flow) ([]flows.Flow, error) {

@@ -76,7 +76,7 @@ func named(server string, from origin, timeout time.Duration) transport.WrapperF
 				if err := refusal(resp, from); err != nil {
 					return nil, err
 				}
-			case tooLate(req, resp):
+			case tooLate(ctx, resp):
 				resp.Body.Close()
 				return nil, &noAnswer{fmt.Sprintf("API server %s of %s is not ready; it is starting or overloaded, try again soon", server, from.address), false}
 			}
@@ -108,14 +108,14 @@ type replayed struct {
 	io.Closer
 }
 
-// tooLate reports whether a starting or overloaded server asks the client to retry after the request's deadline. Before it
+// tooLate reports whether a starting or overloaded server asks the client to retry after the deadline of ctx, the request's. Before it
 // the client retries by itself.
-func tooLate(req *http.Request, resp *http.Response) bool {
+func tooLate(ctx context.Context, resp *http.Response) bool {
 	if resp.StatusCode != http.StatusServiceUnavailable && resp.StatusCode != http.StatusTooManyRequests {
 		return false
 	}
 	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
-	end, limited := req.Context().Deadline()
+	end, limited := ctx.Deadline()
 	return err == nil && limited && time.Now().Add(time.Duration(seconds)*time.Second).After(end)
 }
 

@@ -89,6 +89,7 @@ func TestFailingServers(t *testing.T) {
 		"status":        {"status", "--timeout", "300ms"},
 		"export":        {"export", "service", "hello", "-n", "demo", "--timeout", "300ms"},
 		"deploy-broker": {"deploy-broker", "--timeout", "300ms"},
+		"upgrade":       {"upgrade", "--plan", "--timeout", "300ms"},
 	}
 	const silent = "API server SERVER of kubeconfig k did not answer within 300ms; check the address and the firewalls between, or raise --timeout"
 	for answer, want := range map[string]string{

@@ -34,6 +34,9 @@ const (
 	stepDefinitions = "definitions"
 )
 
+// busyTimeout bounds each request of an upgrade: an API server that gets new definitions, on a busy machine, answers late.
+const busyTimeout = time.Minute
+
 // upgradeFlags are the flags of upgrade.
 type upgradeFlags struct {
 	target, broker             target
@@ -84,7 +87,7 @@ func (u *upgradeFlags) bind(f *pflag.FlagSet) {
 	f.BoolVar(&u.apply, "apply", false, "show what changes, ask for confirmation, and upgrade")
 	f.BoolVarP(&u.yes, "yes", "y", false, "do not ask for confirmation")
 	f.BoolVar(&u.force, "force-conflicts", false, "take over fields of the chart's objects that others have changed")
-	f.DurationVar(&u.timeout, "timeout", 10*time.Minute, "the longest time that a step waits without another pod becoming ready")
+	f.DurationVar(&u.timeout, "timeout", 10*time.Minute, "the longest time that a step waits without another pod becoming ready, and, up to a minute, a request for its answer")
 	f.StringVarP(&u.format, "output", "o", "text", "format of the plan: text or json")
 }
 
@@ -95,6 +98,7 @@ func (u *upgradeFlags) run(cmd *cobra.Command) error {
 	if err := tables.CheckFormat(u.format); err != nil {
 		return err
 	}
+	u.target.timeout = min(u.timeout, busyTimeout)
 	up, err := u.prepare(cmd)
 	if err != nil {
 		return err

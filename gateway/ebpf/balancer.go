@@ -48,7 +48,9 @@ type Balancer struct {
 	lists map[uint32]list
 	// applied is the last applied state, nil before the first, and services the Services of its frontends, by id.
 	applied  *desired.State
-	services map[uint32]string // replaced, never changed
+	services map[uint32]flows.CountKey // replaced, never changed
+	// counted is the traffic that was counted of each of these frontends, by id.
+	counted map[uint32]counted
 	// unsure means that have may differ from what applied requires.
 	unsure bool
 	// migrated means that nothing of other ABIs is left.
@@ -97,7 +99,7 @@ func openVersion(cfg Config, this version) (*Balancer, error) {
 	if flows := k.flows(); flows != cfg.Flows {
 		cfg.Log.Info("the table of connections keeps its size until the machine restarts", "connections", flows, "configured", cfg.Flows)
 	}
-	b := &Balancer{cfg: cfg, k: k, lists: map[uint32]list{}}
+	b := &Balancer{cfg: cfg, k: k, lists: map[uint32]list{}, counted: map[uint32]counted{}}
 	if err := b.reread(); err != nil {
 		return nil, errors.Join(err, k.close())
 	}
@@ -158,7 +160,7 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	}
 	b.applied, b.services, b.unsure = s, b.servicesOf(s), false
 	b.removePredecessors()
-	return nil
+	return b.beginToCount()
 }
 
 // attach attaches the programs to these devices and detaches them from all others. A driver without XDP support is no

@@ -120,7 +120,7 @@ func refuses(t *testing.T, w *testbed) {
 	}
 	all, err := w.balancers[0].Refusals()
 	w.check(err)
-	if n := all[Refusal{"shop/others", "source"}]; n == 0 {
+	if n := all[flows.Refusal{Service: "shop/others", Reason: "source"}]; n == 0 {
 		t.Errorf("a client that may not connect is not counted: %v", all)
 	}
 }

@@ -11,10 +11,44 @@ import (
 // CountKey is a Service, as namespace/name, and a protocol.
 type CountKey struct{ Service, Protocol string }
 
-// Counts are the flows of a Service at one gateway.
+// Refusal is a Service and a reason for which packets were refused or dropped.
+type Refusal struct {
+	// Service is namespace/name, "" if the packet had none, it was removed, or the balancer does not know.
+	Service string
+	// Reason is the name of a bpf.DropReason.
+	Reason string
+}
+
+// Counts are the flows of a Service at one gateway, and their traffic since the process began to count.
 type Counts struct {
-	Opened uint64 // since the process began to count
+	Opened uint64 // flows since then
 	Active int
+	Traffic
+}
+
+// Traffic is what was forwarded of flows.
+type Traffic struct{ ToBackends, ToClients Sum }
+
+// Sum is a number of packets, and the bytes of those IP packets.
+type Sum struct{ Packets, Bytes uint64 }
+
+// Plus returns both together.
+func (t Traffic) Plus(more Traffic) Traffic {
+	return Traffic{t.ToBackends.plus(more.ToBackends), t.ToClients.plus(more.ToClients)}
+}
+
+func (s Sum) plus(more Sum) Sum { return Sum{s.Packets + more.Packets, s.Bytes + more.Bytes} }
+
+// Since returns what t has more than an earlier count of the same flows. If that is not the same, as t has less, it returns t.
+func (t Traffic) Since(earlier Traffic) Traffic {
+	return Traffic{t.ToBackends.since(earlier.ToBackends), t.ToClients.since(earlier.ToClients)}
+}
+
+func (s Sum) since(earlier Sum) Sum {
+	if s.Packets < earlier.Packets || s.Bytes < earlier.Bytes {
+		return s
+	}
+	return Sum{s.Packets - earlier.Packets, s.Bytes - earlier.Bytes}
 }
 
 const (
@@ -29,8 +63,9 @@ type Tally struct {
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
 
-	mu     sync.Mutex
-	opened map[CountKey]uint64 // guarded by mu
+	mu      sync.Mutex
+	opened  map[CountKey]uint64  // guarded by mu, as is traffic
+	traffic map[CountKey]Traffic // of all flows, also of those that have ended
 
 	counting sync.Mutex // guards the rest; Open does not wait for it
 	active   map[CountKey]int
@@ -45,6 +80,16 @@ func (t *Tally) Open(k CountKey) {
 		t.opened = map[CountKey]uint64{}
 	}
 	t.opened[k]++
+}
+
+// Forward counts traffic.
+func (t *Tally) Forward(k CountKey, more Traffic) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.traffic == nil {
+		t.traffic = map[CountKey]Traffic{}
+	}
+	t.traffic[k] = t.traffic[k].Plus(more)
 }
 
 // Counts returns the counts of all Services of VIPs, and forgets those of others. List passes on every active flow; the last
@@ -70,9 +115,10 @@ func (t *Tally) Counts(vips []*desired.VIP, list func(each func(CountKey)) error
 	for _, v := range vips {
 		for i := range v.Frontends {
 			k := CountKey{v.Frontends[i].Service, v.Frontends[i].Protocol}
-			all[k] = Counts{t.opened[k], t.active[k]}
+			all[k] = Counts{t.opened[k], t.active[k], t.traffic[k]}
 		}
 	}
 	maps.DeleteFunc(t.opened, func(k CountKey, _ uint64) bool { _, ok := all[k]; return !ok })
+	maps.DeleteFunc(t.traffic, func(k CountKey, _ Traffic) bool { _, ok := all[k]; return !ok })
 	return all, nil
 }

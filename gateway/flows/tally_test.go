@@ -20,6 +20,10 @@ func TestTally(t *testing.T) {
 	for _, k := range []CountKey{web, web, old} {
 		tally.Open(k)
 	}
+	one, two := Traffic{Sum{1, 100}, Sum{2, 300}}, Traffic{Sum{2, 200}, Sum{4, 600}}
+	for _, k := range []CountKey{web, web, old} {
+		tally.Forward(k, one)
+	}
 	lists := 0
 	counts := func(vips []*desired.VIP) map[CountKey]Counts {
 		t.Helper()
@@ -35,7 +39,7 @@ func TestTally(t *testing.T) {
 		}
 		return all
 	}
-	want := map[CountKey]Counts{web: {Opened: 2, Active: 1}, dns: {}}
+	want := map[CountKey]Counts{web: {Opened: 2, Active: 1, Traffic: two}, dns: {}}
 	for _, passed := range []time.Duration{0, countInterval, 80 * time.Second} {
 		clock = clock.Add(passed)
 		if diff := cmp.Diff(want, counts(vips)); diff != "" || lists != 1 {
@@ -47,8 +51,14 @@ func TestTally(t *testing.T) {
 		t.Errorf("listed %d times after a hundred times of what it takes, want twice", lists)
 	}
 	back := append(vips, &desired.VIP{Frontends: []desired.Frontend{{Service: "shop/old", Protocol: "TCP"}}})
-	if n := counts(back)[old].Opened; n != 0 {
-		t.Errorf("a Service that is gone, and comes back, has %d opened flows, want 0", n)
+	if n := counts(back)[old]; n.Opened != 0 || n.Traffic != (Traffic{}) {
+		t.Errorf("a Service that is gone, and comes back, has %v, want nothing opened or forwarded", n)
+	}
+	if since := two.Since(one); since != one {
+		t.Errorf("%v since %v is %v", two, one, since)
+	}
+	if since := one.Since(two); since != one {
+		t.Errorf("%v, less than before, is %v, want all of it", one, since)
 	}
 	fails := errors.New("no such map")
 	clock = clock.Add(time.Hour)

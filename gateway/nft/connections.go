@@ -198,6 +198,8 @@ func checkSysctls(s *desired.State) (faults desired.Faults) {
 			need["net/ipv6/conf/all/forwarding"] = "no packet to an IPv6 VIP would reach a backend"
 		}
 	}
+	// Only metrics need it, and of connections that begin afterwards.
+	_ = os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0)
 	if len(s.Peers) > 0 {
 		// A gateway may see the packets of one end alone, and those of a connection that comes back after more than a window. It can set
 		// this itself, unless it runs without the right to: no packet of a connection that is known is dropped more than before.

@@ -23,6 +23,8 @@ const (
 	groupUpdates = 2 // NFNLGRP_CONNTRACK_UPDATE
 
 	ctaOriginal, ctaReply, ctaStatus, ctaProtoInfo, ctaNATSource, ctaTimeout, ctaNATDestination = 1, 2, 3, 4, 6, 7, 13
+	ctaCountersOriginal, ctaCountersReply, ctaID                                                = 9, 10, 12
+	countersPackets, countersBytes                                                              = 1, 2
 
 	tupleIP, tupleProto                        = 1, 2
 	ipSource4, ipDestination4                  = 1, 2
@@ -56,6 +58,8 @@ type entry struct {
 	ended           bool          // TCP that both ends have closed, or one has reset
 	left            time.Duration // until it expires without a packet
 	checksWindows   bool          // TCP whose packets must fit the windows seen here
+	id              uint32        // of the entry, unless the kernel has given it to another one since
+	forwarded       flows.Traffic // nothing if the kernel did not count when the connection began
 }
 
 // parse reads an entry.
@@ -79,6 +83,12 @@ func parse(b []byte) (e entry, err error) {
 			e.status = ad.Uint32()
 		case ctaTimeout:
 			e.left = time.Duration(ad.Uint32()) * time.Second
+		case ctaID:
+			e.id = ad.Uint32()
+		case ctaCountersOriginal:
+			ad.Nested(decodeSum(&e.forwarded.ToBackends))
+		case ctaCountersReply:
+			ad.Nested(decodeSum(&e.forwarded.ToClients))
 		case ctaProtoInfo:
 			ad.Nested(func(ad *netlink.AttributeDecoder) error {
 				for ad.Next() {
@@ -104,6 +114,20 @@ func parse(b []byte) (e entry, err error) {
 	}
 	e.open = e.open || e.original.protocol == unix.IPPROTO_UDP
 	return e, ad.Err()
+}
+
+func decodeSum(s *flows.Sum) func(*netlink.AttributeDecoder) error {
+	return func(ad *netlink.AttributeDecoder) error {
+		for ad.Next() {
+			switch ad.Type() {
+			case countersPackets:
+				s.Packets = ad.Uint64()
+			case countersBytes:
+				s.Bytes = ad.Uint64()
+			}
+		}
+		return nil
+	}
 }
 
 func (t *tuple) decode(ad *netlink.AttributeDecoder) error {

@@ -153,8 +153,8 @@ func (f family) refuse() []rule {
 		why  string
 		what []expr.Any
 	}{
-		{"to a VIP of the gateways", join(load(f.destination, 0), f.in(vipSet))},
-		{"to a frontend without backends", join(f.frontend, f.in(refused))},
+		{toEmpty, join(f.frontend, f.in(refused))},
+		{toVIP, join(load(f.destination, 0), f.in(vipSet))},
 	} {
 		rules = append(rules,
 			rule{"drop a reply of a backend without its connection: " + r.why, join(r.what, f.sender, f.in(backends), count, drop)},

@@ -59,7 +59,8 @@ type Balancer struct {
 
 	state   atomic.Pointer[sharedState]
 	tally   flows.Tally
-	deletes sync.WaitGroup // see deleteStaleSoon
+	counted map[uint32]flows.Traffic // of each tracked connection, by the kernel's id, when they were listed last; guarded by tally
+	deletes sync.WaitGroup           // see deleteStaleSoon
 }
 
 // New returns a balancer. Its first Apply finds out what an earlier process left in the kernel.
