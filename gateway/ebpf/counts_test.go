@@ -100,7 +100,7 @@ func TestTraffic(t *testing.T) {
 				}
 				w.check(c.Close())
 			}
-			if diff := cmp.Diff(want, w.counts(0)[web].Traffic.Since(before)); diff != "" {
+			if diff := cmp.Diff(want, w.counts(0)[web].Since(before)); diff != "" {
 				t.Errorf("%s, XDP %t: traffic (-want +have):\n%s", r, xdp, diff)
 			}
 			if now := w.balancers[0].Sent(); xdp == (now == sent) {
@@ -119,5 +119,13 @@ func TestTraffic(t *testing.T) {
 		if k.Service != "shop/other" || c.Traffic != (flows.Traffic{}) {
 			t.Errorf("%v has %v, want no traffic of shop/other", k, c)
 		}
+	}
+	c, err := w.dial("udp", 0, servedPort, 0)
+	w.check(err)
+	_, _, err = c.ask("hello")
+	w.check(err)
+	w.check(c.Close())
+	if is := w.counts(0)[flows.CountKey{Service: "shop/other", Protocol: "UDP"}]; is.ToBackends.Packets != 1 || is.ToClients.Packets != 1 {
+		t.Errorf("of one datagram and its answer %v is counted", is.Traffic)
 	}
 }

@@ -86,7 +86,7 @@ func TestTraffic(t *testing.T) {
 				}
 			}
 		}
-		if diff := cmp.Diff(want, w.counts(0)[web].Traffic.Since(before)); diff != "" {
+		if diff := cmp.Diff(want, w.counts(0)[web].Since(before)); diff != "" {
 			t.Errorf("%s: traffic (-want +have):\n%s", r, diff)
 		}
 	}
@@ -101,7 +101,7 @@ func TestTraffic(t *testing.T) {
 	}
 	w.poll(func() bool { return w.counts(0)[web].Active == 0 }, "a closed connection is active")
 	// At least SYN, ACK, two lines and FIN one way, SYN+ACK, two lines and FIN the other way.
-	if is := w.counts(0)[web].Traffic.Since(before); is.ToBackends.Packets < 5 || is.ToClients.Packets < 4 {
+	if is := w.counts(0)[web].Since(before); is.ToBackends.Packets < 5 || is.ToClients.Packets < 4 {
 		t.Errorf("of a closed connection %v is counted", is)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// What a packet is for that a rule refuses, see refuse.
+// Rules that refuse a packet say where it went, see refuse.
 const (
 	toVIP   = "to a VIP of the gateways"
 	toEmpty = "to a frontend without backends"
