@@ -160,7 +160,10 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	}
 	b.applied, b.services, b.unsure = s, b.servicesOf(s), false
 	b.removePredecessors()
-	return b.beginToCount()
+	if err := b.beginToCount(); err != nil {
+		b.cfg.Log.Warn("the traffic of new ports is not counted", "err", err) // the state is applied all the same
+	}
+	return nil
 }
 
 // attach attaches the programs to these devices and detaches them from all others. A driver without XDP support is no

@@ -53,8 +53,8 @@ type counted struct {
 	sum flows.Traffic
 }
 
-// beginToCount makes what was forwarded until now count for nobody, of each frontend that belongs to another Service than before: its id
-// may have been another's. The caller holds mu.
+// beginToCount reads the present sums of frontends that are new or have another Service than before. Their traffic counts from there,
+// because another frontend may have had the id. The caller holds mu.
 func (b *Balancer) beginToCount() error {
 	for id := range b.counted {
 		if _, ok := b.services[id]; !ok {

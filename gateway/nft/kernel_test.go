@@ -22,22 +22,11 @@ func setSysctl(sysctl, value string) error {
 func (w *testbed) ruleCounter(gateway int, why string) (n uint64) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
-		s, err := w.gateways[gateway].open()
-		if err != nil {
-			return err
-		}
-		for _, f := range families {
-			all, err := s.rulesInKernel(f.table)
-			if err != nil {
-				return err
+		return w.gateways[gateway].eachRule(func(r kernelRule) {
+			if strings.HasPrefix(r.comment, why) {
+				n += r.packets
 			}
-			for _, r := range all {
-				if strings.HasPrefix(r.comment, why) {
-					n += r.packets
-				}
-			}
-		}
-		return nil
+		})
 	})
 	return n
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// Rules that refuse a packet say where it went, see refuse.
+// Destinations of refused packets, in the reasons of rules, see refuse.
 const (
 	toVIP   = "to a VIP of the gateways"
 	toEmpty = "to a frontend without backends"
